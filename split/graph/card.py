@@ -1,0 +1,77 @@
+"""What the serving processes know of a model without opening it: inputs, outputs, cuts. Written by the workbench as
+`card.json`, read by the daemon and the companion (neither imports `onnx`). Not costs: those are measured per device
+and lie in `split.profiles.measured`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from split.errors import InvalidModel
+from split.ids import CutId, ModelDigest
+from split.tensor import TensorSpec
+
+CARD_VERSION = 1
+
+
+class CutCard(msgspec.Struct, frozen=True, kw_only=True):
+    """One cut: what crosses it, who makes which output, who needs which input."""
+
+    id: CutId
+    boundary: tuple[TensorSpec, ...]
+    """Tensors computed in the head that the tail needs, in a fixed order (names of the original graph)."""
+    head_inputs: tuple[str, ...]
+    """Model inputs the head reads."""
+    head_outputs: tuple[str, ...]
+    """Model outputs made in the head: the device keeps them."""
+    tail_inputs: tuple[str, ...]
+    """Model inputs the tail reads: they travel in the same frame as the boundary."""
+    tail_outputs: tuple[str, ...]
+    """Model outputs made in the tail."""
+    nodes: int
+    """Nodes on the device side (constants in disguise not counted)."""
+    compute_share: float
+    """Estimated share of the model's compute that lies in the head, 0…1 (FLOPs; measured times live elsewhere)."""
+    node_bitmap: str
+    """Hex bitmap over the graph's non-constant nodes in file order, bit 0 of byte 0 first: defines the cut to a peer."""
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    version: int = CARD_VERSION
+    digest: ModelDigest
+    path: str
+    """The original file, absolute: segments of the whole open it directly."""
+    files: tuple[tuple[str, int, str], ...]
+    """(name, bytes, sha256 hex) of the model file first, then of each external data file beside it."""
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    """In the model's declared order; symbolic dims kept."""
+    nodes: int
+    opset: int
+    cuts: tuple[CutCard, ...]
+    """Candidates in topological order."""
+    no_cuts_reason: str = ""
+    """Why `cuts` is empty, as a sentence; empty when it is not."""
+
+
+def write_card(card: ModelCard, folder: Path) -> None:
+    """Write `folder/card.json` in one step: readers see the old or the new one."""
+    fresh = folder / "card.json.new"
+    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(card), indent=1))
+    fresh.replace(folder / "card.json")
+
+
+def read_card(folder: Path) -> ModelCard:
+    """Read `folder/card.json`; InvalidModel when it is missing, damaged or of another version."""
+    path = folder / "card.json"
+    try:
+        card = msgspec.json.decode(path.read_bytes(), type=ModelCard)
+    except FileNotFoundError:
+        raise InvalidModel(f"{path} is not there; prepare the model first") from None
+    except msgspec.MsgspecError as error:
+        raise InvalidModel(f"{path} is damaged ({error}); delete it, it is made again") from error
+    if card.version != CARD_VERSION:
+        raise InvalidModel(f"{path} has version {card.version}, this program reads {CARD_VERSION}; delete it")
+    return card

@@ -1,0 +1,94 @@
+"""The words of a decision: plan, request facts, decision. Values only; `decide.py` chooses, `agent/planner.py` knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from split.ids import CutId
+
+LOSSLESS_CODECS = frozenset({"raw", "encoded"})
+"""Codecs whose decoded tensors are bit-exact; every other one is held to the contract's fidelity bound."""
+
+
+class Placement(StrEnum):
+    LOCAL = "local"
+    SPLIT = "split"
+    OFFLOAD = "offload"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Placement + cut + codec: the thing that is chosen."""
+
+    placement: Placement
+    cut: CutId | None = None
+    """Set exactly for a split."""
+    codec: str | None = None
+    """Set exactly when something travels: raw, fp16, int8, encoded (offload only)."""
+
+    def __post_init__(self) -> None:
+        assert (self.cut is not None) == (self.placement is Placement.SPLIT), self
+        assert (self.codec is None) == (self.placement is Placement.LOCAL), self
+        assert self.codec != "encoded" or self.placement is Placement.OFFLOAD, self
+
+    def __str__(self) -> str:
+        parts = (self.placement, self.cut, self.codec)
+        return " ".join(str(part) for part in parts if part is not None)
+
+
+LOCAL = Plan(placement=Placement.LOCAL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFacts:
+    """What one request demands, as far as the decision goes."""
+
+    budget_ms: float
+    """Time left until the deadline."""
+    mode: Placement | None = None
+    """Forced by the caller (`isthmus.mode`); None lets the decider choose."""
+    cut: CutId | None = None
+    codec: str | None = None
+    privacy: str = "any"
+    """The stricter of the contract's and the request's: any | no-raw-input | local-only."""
+    encoded_bytes: int = 0
+    """Size of the encoded input as it came; 0 when the input came as tensors."""
+    input_bytes: int = 0
+    """Size of the input tensors as they came; 0 when the input came encoded."""
+    outputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanEstimate:
+    """One plan, predicted: a row of an explanation. Milliseconds."""
+
+    plan: Plan
+    predicted_ms: float
+    risk_ms: float
+    """The quantile that is held against the deadline (≥ predicted_ms)."""
+    stages_ms: Mapping[str, float]
+    """queue, activate, image, head, encode, up, cloud_queue, cloud_decode, tail, down, decode; they sum up to predicted_ms."""
+    bytes: int
+    """Payload bytes up."""
+    fidelity: float | None
+    """By the contract's measure; None for a lossless plan."""
+    allowed: bool
+    why_not: str = ""
+    """The constraint that forbids it, as a sentence; empty when allowed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What was chosen for one request and why: everything `isthmus explain` shows."""
+
+    chosen: PlanEstimate
+    runners_up: tuple[PlanEstimate, ...]
+    """Allowed plans, next best first (at most 5)."""
+    reason: str
+    """One sentence."""
+    candidates: int
+    """How many plans were compared."""
+    link: Mapping[str, float] = field(default_factory=dict)
+    """The link as estimated at that moment: rtt_ms, up_mbit_s, down_mbit_s, age_s; empty without a companion."""

@@ -1,0 +1,40 @@
+"""The seam for anything that runs a segment: ONNX Runtime first, LiteRT or RKNN later. Blocking by nature: call it from a
+worker thread, never on the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from split.tensor import Array, Tensors
+
+
+class Segment(Protocol):
+    """A head, a tail or a whole model, opened. Not thread-safe unless its engine says so."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]: ...
+
+    @property
+    def outputs(self) -> tuple[str, ...]: ...
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """Execution providers that the nodes really landed on, first choice first."""
+
+    def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> Tensors:
+        """Run once. InvalidRequest for feeds the model does not take, EngineFailed for anything else."""
+
+    def close(self) -> None:
+        """Give the memory back; a closed segment refuses to run."""
+
+
+class Engine(Protocol):
+    @property
+    def name(self) -> str:
+        """Name, version and machine: `onnxruntime 1.32.0 x86_64`."""
+
+    def open(self, path: Path, *, threads: int) -> Segment:
+        """Open a model file (external data beside it). InvalidModel when the runtime refuses it."""

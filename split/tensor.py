@@ -1,0 +1,122 @@
+"""Tensors by name, element type and shape: the words that ONNX, numpy and the Open Inference Protocol share.
+
+Not a tensor library: values are numpy arrays everywhere. A dtype is written as the protocol writes it (`FP32`, `INT64`,
+`BYTES` …); a dim is an int, or a str for a symbolic one (its name is kept), or -1 where nothing is known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from split.errors import InvalidRequest
+
+Array = npt.NDArray[Any]
+Tensors = dict[str, Array]
+Dim = int | str
+
+NUMPY_DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
+    "BOOL": np.dtype("?"),
+    "UINT8": np.dtype("u1"),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "INT8": np.dtype("i1"),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+    "BYTES": np.dtype("O"),
+}
+"""Protocol name → numpy type, little-endian. BF16 and 4-bit types have no numpy type and are refused by name."""
+
+_NAMES: Final = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """The protocol's name of a numpy type; InvalidRequest for one it does not have (strings count as BYTES)."""
+    if dtype.kind in "SUO":
+        return "BYTES"
+    name = _NAMES.get(dtype.newbyteorder("<"))
+    if name is None:
+        raise InvalidRequest(f"element type {dtype} is not supported; supported are {', '.join(NUMPY_DTYPES)}")
+    return name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """What a tensor is, without its values."""
+
+    name: str
+    dtype: str
+    """A key of `NUMPY_DTYPES`."""
+    shape: tuple[Dim, ...]
+
+    def __post_init__(self) -> None:
+        if self.dtype not in NUMPY_DTYPES:
+            raise InvalidRequest(f"tensor {self.name!r}: element type {self.dtype} is not supported")
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one element; 8 for BYTES, whose elements have no fixed size."""
+        return NUMPY_DTYPES[self.dtype].itemsize
+
+    def nbytes(self, dims: Mapping[str, int] | None = None) -> int:
+        """Bytes of a dense tensor of this spec; symbolic dims are looked up in `dims` and count 1 where missing."""
+        known = dims or {}
+        sizes = (known.get(d, 1) if isinstance(d, str) else max(d, 1) if d == -1 else d for d in self.shape)
+        return math.prod(sizes) * self.element_bytes
+
+    def refuse(self, array: Array) -> str | None:
+        """Why `array` cannot stand for this tensor, as the end of a sentence; None when it can."""
+        found = dtype_name(array.dtype)
+        if found != self.dtype:
+            return f"tensor {self.name!r} must have datatype {self.dtype}, got {found}"
+        fits = len(array.shape) == len(self.shape) and all(
+            not isinstance(want, int) or want == -1 or want == got
+            for want, got in zip(self.shape, array.shape, strict=True)
+        )
+        if not fits:
+            want = [d if isinstance(d, int) else -1 for d in self.shape]
+            return f"tensor {self.name!r} must have shape {want}, got {list(array.shape)}"
+        return None
+
+
+def spec_of(name: str, array: Array) -> TensorSpec:
+    """The spec of a tensor that is there."""
+    return TensorSpec(name=name, dtype=dtype_name(array.dtype), shape=tuple(array.shape))
+
+
+def relative_difference(found: Array, expected: Array) -> float:
+    """max|a − b| / max|b| over one tensor, b the expected one (DESIGN §1); integers and booleans: 0.0 or inf.
+
+    0.0 where both are equal (NaN equals NaN at the same place), divided by 1 where max|b| is 0, inf where shapes,
+    dtypes or the places of non-finite values differ.
+    """
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return math.inf
+    if found.dtype.kind not in "fc":
+        return 0.0 if np.array_equal(found, expected) else math.inf
+    if found.size == 0:
+        return 0.0
+    a, b = found.astype(np.float64), expected.astype(np.float64)
+    finite = np.isfinite(b)
+    if not np.array_equal(finite, np.isfinite(a)) or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return math.inf
+    if not finite.any():
+        return 0.0
+    worst = float(np.max(np.abs(a[finite] - b[finite])))
+    scale = float(np.max(np.abs(b[finite])))
+    return 0.0 if worst == 0.0 else worst / (scale or 1.0)
+
+
+def worst_difference(found: Mapping[str, Array], expected: Mapping[str, Array], names: Sequence[str]) -> float:
+    """The largest `relative_difference` over these outputs; inf where one is missing."""
+    return max((relative_difference(found[n], expected[n]) if n in found else math.inf for n in names), default=0.0)

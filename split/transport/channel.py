@@ -1,0 +1,71 @@
+"""The seam between the programs and any transport: messages go in, messages come out. `tls.py` and `memory.py` are two
+implementations; agent and cloud know only this Protocol. A channel is open from birth (the Hellos are exchanged by
+whoever made it) and dies once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from split.wire.messages import Hello, Message, Priority
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerIdentity:
+    """Who is at the other end, from its verified certificate."""
+
+    name: str
+    role: str
+    """`device` or `companion`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incoming:
+    """One whole message as received."""
+
+    message: Message
+    payload: memoryview
+    """Empty for messages without one; owned by the receiver."""
+    received_at_s: float
+    """Monotonic seconds when its last byte came."""
+
+
+class Channel(Protocol):
+    """Owned by one task for receiving; `send` may be called from any task of the same loop."""
+
+    @property
+    def peer(self) -> PeerIdentity: ...
+
+    @property
+    def peer_hello(self) -> Hello: ...
+
+    @property
+    def closed_because(self) -> str | None:
+        """None while open; afterwards the reason, as a sentence."""
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes accepted by `send` and not yet handed to the operating system."""
+
+    def send(self, message: Message, payload: Sequence[Buffer] = (), *, priority: Priority = Priority.NORMAL) -> None:
+        """Queue a message; never blocks. The payload buffers must not change until they are out.
+
+        ConnectionLost when the channel is closed; Overloaded when its byte bound is reached; TooLarge when the peer's
+        Hello says that it takes no message of that size.
+        """
+
+    def forget(self, request_id: str, attempt: int) -> None:
+        """Drop what is still unsent of that request's Infer or Reply (a Cancel message is the caller's to send)."""
+
+    async def drain(self, below_bytes: int) -> None:
+        """Wait until `queued_bytes` < below_bytes; ConnectionLost when the channel closes meanwhile."""
+
+    async def receive(self) -> Incoming:
+        """The next message. ConnectionLost (with the reason) once the channel is closed and all was received."""
+
+    async def close(self, reason: str) -> None:
+        """Send what is queued (bounded time), then close. May be called twice."""

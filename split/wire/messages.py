@@ -1,0 +1,186 @@
+"""The messages of wire protocol v1 as frozen structs; their bytes are made in `frames.py`. No numpy, no sockets, no clock.
+
+A message is metadata (MessagePack of one of these structs, tagged by `t`) and, for `Infer`, `Reply` and `ModelChunk`,
+a payload of opaque bytes. Unknown metadata fields are ignored (a later v1.x may add some); unknown tags are refused.
+PROTOCOL.md is the specification; this module follows it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+PROTOCOL_MAJOR = 1
+PROTOCOL_MINOR = 0
+
+
+class Priority(IntEnum):
+    """Lower goes first; within one priority, first come first served."""
+
+    CONTROL = 0
+    URGENT = 1
+    NORMAL = 2
+    BULK = 3
+
+
+class _Meta(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", omit_defaults=True):
+    pass
+
+
+class Hello(_Meta, tag="hello"):
+    """First message of each side, both ways at once."""
+
+    major: int
+    minor: int
+    agent: str
+    """`isthmus 0.1.0`, for logs."""
+    runtime: str
+    """`onnxruntime 1.32.0 x86_64`, for logs and status."""
+    max_message_bytes: int
+    """The largest message this side accepts, payload included."""
+    codecs: tuple[str, ...]
+    models: tuple[str, ...] = ()
+    """Digests this side holds ready (companion only)."""
+    image: str = ""
+    """Digest of a built-in test picture decoded here; where both differ, encoded inputs do not travel."""
+
+
+class ModelOffer(_Meta, tag="model-offer"):
+    """Device → companion: this model will be used. Answered by `ModelNeed` (nothing missing = empty), later `ModelReady`."""
+
+    digest: str
+    files: tuple[tuple[str, int, str], ...]
+    """(name, bytes, sha256 hex), the model file first."""
+    dims: dict[str, int] = {}
+    """Symbolic dims of the golden inputs."""
+    golden: bytes = b""
+    """Golden inputs in codec payload format; empty: the built-in ones (same seed on both sides)."""
+
+
+class ModelNeed(_Meta, tag="model-need"):
+    digest: str
+    missing: tuple[tuple[str, int], ...]
+    """(file, offset): send from there on; empty when all is held."""
+
+
+class ModelChunk(_Meta, tag="model-chunk"):
+    """Payload: bytes of `file` from `offset`."""
+
+    digest: str
+    file: str
+    offset: int
+    last: bool = False
+
+
+class ModelReady(_Meta, tag="model-ready"):
+    """Companion → device: the whole runs here; payload-free, `golden` in codec payload format for the comparison (I10)."""
+
+    digest: str
+    golden: bytes
+    """Sampled golden outputs of the whole on the companion."""
+    whole_ms: float
+    image_ms: float = 0.0
+
+
+class SegmentOpen(_Meta, tag="segment-open"):
+    """Device → companion: this cut's tail will be used. Answered by `SegmentReady` or `Refused`."""
+
+    digest: str
+    cut: str
+    node_bitmap: str
+    """As in the model card; the companion checks that its hash is `cut`."""
+
+
+class SegmentReady(_Meta, tag="segment-ready"):
+    digest: str
+    cut: str
+    golden: bytes
+    """Sampled golden boundary and outputs of head ∘ tail on the companion."""
+    tail_ms: float
+
+
+class Infer(_Meta, tag="infer"):
+    """Device → companion; payload: the boundary (or the inputs) in the codec's format."""
+
+    request_id: str
+    attempt: int
+    digest: str
+    cut: str
+    """Cut id, or `offload`."""
+    codec: str
+    budget_ms: float
+    """What is left of the deadline when this was sent; a duration, since clocks are never compared."""
+    outputs: tuple[str, ...] = ()
+    """Outputs wanted; empty: all that the tail makes."""
+    encoded: dict[str, dict[str, object]] = {}
+    """Input name → how to decode it (contract's `encoded`), for codec `encoded`."""
+    output_codec: str = "raw"
+
+
+class Reply(_Meta, tag="reply"):
+    """Companion → device; payload: the outputs in `output_codec`'s format."""
+
+    request_id: str
+    attempt: int
+    cut: str
+    codec: str
+    queue_ms: float
+    decode_ms: float
+    tail_ms: float
+    encode_ms: float
+    cloud_ms: float
+    """From the Infer's last byte received to the Reply handed to the connection: all of the companion's time."""
+
+
+class Refused(_Meta, tag="refused"):
+    """An error about one request, model or segment; the connection lives on."""
+
+    code: str
+    message: str
+    request_id: str = ""
+    attempt: int = 0
+    digest: str = ""
+    cut: str = ""
+
+
+class Cancel(_Meta, tag="cancel"):
+    """Device → companion: nobody waits for this request any more. Never answered."""
+
+    request_id: str
+    attempt: int
+
+
+class Ping(_Meta, tag="ping"):
+    nonce: int
+    padding: bytes = b""
+    """A probe may carry weight, to measure the rate."""
+
+
+class Pong(_Meta, tag="pong"):
+    nonce: int
+
+
+class Goodbye(_Meta, tag="goodbye"):
+    """This side will close when its replies are out; send nothing new here."""
+
+    reason: str
+
+
+Message = (
+    Hello
+    | ModelOffer
+    | ModelNeed
+    | ModelChunk
+    | ModelReady
+    | SegmentOpen
+    | SegmentReady
+    | Infer
+    | Reply
+    | Refused
+    | Cancel
+    | Ping
+    | Pong
+    | Goodbye
+)
+PAYLOAD_MESSAGES = (Infer, Reply, ModelChunk)
