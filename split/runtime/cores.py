@@ -1,0 +1,79 @@
+"""How many cores this process may really use: the affinity mask, capped by the cgroup's CPU quota (v1 and v2).
+
+Read from files below a root directory, so that tests can lay out any machine. Not a measure of speed.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def usable_threads(root: Path = Path("/")) -> int:
+    """Threads worth starting: allowed cores, at most the whole cores of the quota, at least 1.
+
+    Rounded down, because one thread more than the quota is throttled for the rest of every period: with 1.5 cores
+    two threads stand still a quarter of the time, and the slowest of them decides.
+    """
+    quota = quota_cores(root)
+    allowed = len(allowed_cores(root))
+    return max(1, allowed if quota is None else min(allowed, int(quota)))
+
+
+def allowed_cores(root: Path = Path("/")) -> frozenset[int]:
+    """The cores in this process's affinity mask (`taskset`, cpusets and containers narrow it)."""
+    for line in _lines(root / "proc/self/status"):
+        if line.startswith("Cpus_allowed_list:"):
+            return parse_cpu_list(line.partition(":")[2])
+    return frozenset(os.sched_getaffinity(0))
+
+
+def quota_cores(root: Path = Path("/")) -> float | None:
+    """CPU time per time that the cgroup and its parents grant, in cores; None where nothing limits it."""
+    found: list[float] = []
+    for line in _lines(root / "proc/self/cgroup"):
+        hierarchy, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if hierarchy == "0" and not controllers:
+            for folder in _upwards(root / "sys/fs/cgroup", path):
+                quota, _, period = _first(folder / "cpu.max", "max").partition(" ")
+                found += _ratio(quota, period)
+        elif "cpu" in controllers.split(","):
+            for mount in (controllers, "cpu", "cpu,cpuacct"):
+                for folder in _upwards(root / "sys/fs/cgroup" / mount, path):
+                    quota = _first(folder / "cpu.cfs_quota_us", "-1")
+                    period = _first(folder / "cpu.cfs_period_us", "0")
+                    found += _ratio(quota, period)
+    return min(found, default=None)
+
+
+def parse_cpu_list(text: str) -> frozenset[int]:
+    """`0-2,5` → {0, 1, 2, 5}, the kernel's notation for sets of cores."""
+    cores: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first.strip().isdigit():
+            cores.update(range(int(first), int(last or first) + 1))
+    return frozenset(cores)
+
+
+def _upwards(mount: Path, path: str) -> list[Path]:
+    """The cgroup's folder and its parents up to the mount: the tightest limit on the way holds."""
+    names = [name for name in path.split("/") if name not in ("", "..")]
+    return [mount.joinpath(*names[:depth]) for depth in range(len(names), -1, -1)]
+
+
+def _ratio(quota: str, period: str) -> list[float]:
+    if not quota.isdigit() or not period.isdigit() or int(period) == 0:
+        return []
+    return [int(quota) / int(period)]
+
+
+def _first(path: Path, otherwise: str) -> str:
+    return next(iter(_lines(path)), otherwise)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
