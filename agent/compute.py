@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
 import queue
 import threading
 import time
@@ -44,6 +45,8 @@ class _Job:
     entered_at_s: float
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Timed[Any]]
+    hold_ratio: float
+    """Held afterwards, as a multiple of the time the work took."""
 
 
 class Compute:
@@ -75,9 +78,27 @@ class Compute:
         take, hold included, for `queue_ms`. Raises what `work` raises; Overloaded when too many wait; ModelUnavailable
         while closing. A waiter that is cancelled before its turn is never run; once running it runs to its end.
         """
+        return await self._enter(work, deadline_at_s, expected_ms, self._hold_ratio)
+
+    async def hold(self, measured_ms: float) -> None:
+        """Emulate a device stage of `measured_ms` that ran elsewhere: hold the worker for the rest, before others."""
+        held_ms = measured_ms * self._hold_ratio
+        if held_ms > 0.0:
+            await self._enter(lambda: self._closing.wait(held_ms / 1e3), -math.inf, held_ms, 0.0)
+
+    async def _enter(
+        self, work: Callable[[], T], deadline_at_s: float, expected_ms: float, hold_ratio: float
+    ) -> Timed[T]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Timed[Any]] = loop.create_future()
-        job = _Job(work=work, expected_ms=expected_ms, entered_at_s=time.monotonic(), loop=loop, future=future)
+        job = _Job(
+            work=work,
+            expected_ms=expected_ms,
+            entered_at_s=time.monotonic(),
+            loop=loop,
+            future=future,
+            hold_ratio=hold_ratio,
+        )
         entry = (deadline_at_s, next(self._order), job)
         with self._lock:
             if self._closing.is_set() or not self._thread.is_alive():
@@ -92,6 +113,10 @@ class Compute:
         except asyncio.CancelledError:
             self._withdraw(entry)
             raise
+
+    @property
+    def slowdown(self) -> float:
+        return self._hold_ratio + 1.0
 
     @property
     def queue_ms(self) -> float:
@@ -167,8 +192,8 @@ class Compute:
         except BaseException as error:  # whatever it is belongs to the one who waits; the worker lives
             return error
         finally:
-            if self._hold_ratio > 0.0:
-                self._closing.wait((time.monotonic() - started_at_s) * self._hold_ratio)
+            if job.hold_ratio > 0.0:
+                self._closing.wait((time.monotonic() - started_at_s) * job.hold_ratio)
         return Timed(
             value=value,
             queue_ms=(started_at_s - job.entered_at_s) * 1e3,

@@ -1,0 +1,47 @@
+"""Measuring how long things take on a machine that does other things too: medians, interleaved, bounded in time.
+
+Names and callables in, milliseconds out. What to measure is the workbench's business (`split/workbench/profile.py`).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from split.runtime.engine import Segment
+from split.tensor import Array
+
+ROUNDS_MIN: Final = 3
+ROUNDS_MAX: Final = 25
+"""A median of 25 has a standard error of a quarter of the spread: more rounds only cost time."""
+
+
+def measure(segment: Segment, feeds: Mapping[str, Array], *, budget_s: float = 1.0) -> float:
+    """Median milliseconds of one run of `segment` on `feeds`, warm."""
+    return measure_interleaved({"": lambda: segment.run(feeds)}, budget_s)[""]
+
+
+def measure_interleaved(work: Mapping[str, Callable[[], Any]], budget_s: float) -> dict[str, float]:
+    """Median milliseconds of each callable, measured in turns so that a slow moment of the machine hits all alike.
+
+    In each round every callable runs twice and the second run counts: the first one brings its data back into the
+    caches, as in a stream of requests. Every other round goes backwards. After `ROUNDS_MIN` rounds the budget (seconds,
+    all callables together) ends the measurement, after one round when it is overdrawn fivefold.
+    """
+    names = list(work)
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    end_at_s = time.perf_counter() + budget_s
+    overdrawn_at_s = end_at_s + 4 * budget_s
+    for number in range(ROUNDS_MAX):
+        now_s = time.perf_counter()
+        if (number >= ROUNDS_MIN and now_s >= end_at_s) or (number >= 1 and now_s >= overdrawn_at_s):
+            break
+        for name in reversed(names) if number % 2 else names:
+            call = work[name]
+            call()
+            started_s = time.perf_counter()
+            call()
+            taken[name].append((time.perf_counter() - started_s) * 1e3)
+    return {name: statistics.median(times) for name, times in taken.items()}
