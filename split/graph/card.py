@@ -5,11 +5,13 @@ and lie in `split.profiles.measured`.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from split.errors import InvalidModel
+from split.errors import CutRefused, InvalidModel
 from split.ids import CutId, ModelDigest
 from split.tensor import TensorSpec
 
@@ -55,6 +57,14 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     no_cuts_reason: str = ""
     """Why `cuts` is empty, as a sentence; empty when it is not."""
 
+    def cut(self, wanted: CutId) -> CutCard:
+        """The candidate of that id; CutRefused when it is none of this model's."""
+        for card in self.cuts:
+            if card.id == wanted:
+                return card
+        known = ", ".join(card.id for card in self.cuts) or "none"
+        raise CutRefused(f"cut {wanted} is no candidate of this model; its candidates are {known}")
+
 
 def write_card(card: ModelCard, folder: Path) -> None:
     """Write `folder/card.json` in one step: readers see the old or the new one."""
@@ -75,3 +85,16 @@ def read_card(folder: Path) -> ModelCard:
     if card.version != CARD_VERSION:
         raise InvalidModel(f"{path} has version {card.version}, this program reads {CARD_VERSION}; delete it")
     return card
+
+
+def digest_of_files(files: Sequence[tuple[str, int, str]]) -> ModelDigest:
+    """The model's digest from (name, bytes, sha256 hex) of its file and then of each external data file, sorted by name.
+
+    One file: its own SHA-256 (as `sha256sum` prints it), whatever it is called; with external data: SHA-256 over
+    that and one line `<sha256> <name>` for each data file.
+    """
+    _, _, main = files[0]
+    if len(files) == 1:
+        return ModelDigest(f"sha256:{main}")
+    lines = [main, *(f"{digest} {name}" for name, _, digest in files[1:])]
+    return ModelDigest("sha256:" + hashlib.sha256("\n".join(lines).encode()).hexdigest())

@@ -1,0 +1,90 @@
+"""`isthmus`: the daemon and the tools. Data on stdout, everything else on stderr; exit 0, 1 failed, 2 usage, 78 bad config."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import logging
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from split.errors import ConfigError, IsthmusError
+
+EX_CONFIG = 78  # sysexits.h
+
+COMMANDS = {
+    "cuts": "where a model can be parted, and what would travel",
+    "check": "run head ∘ tail against the whole for each cut",
+    "profile": "measure this device on a model",
+    "plan": "what would be chosen, stage by stage, and why",
+    "infer": "send one request to the running daemon",
+    "status": "the daemon now",
+    "explain": "why a request went where it went",
+    "fingerprint": "what this device is and can do",
+}
+"""Each is a module of `agent.commands`, imported only when it is called: `status` need not wait for onnx."""
+
+
+def main() -> None:
+    """Entry point of the program `isthmus`."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Exit status of one call."""
+    chosen = next((word for word in arguments if not word.startswith("-")), "")
+    parser = argparse.ArgumentParser(prog="isthmus", description="Edge-cloud split inference: the device side.")
+    parser.add_argument("--version", action="store_true", help="print the version")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    agent = commands.add_parser("agent", help="the daemon", description="Run the daemon until it is stopped.")
+    agent.add_argument("--config", type=Path, required=True, metavar="FILE", help="its configuration (YAML)")
+    agent.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    modules: dict[str, ModuleType] = {}
+    for name, text in COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        if name == chosen:
+            modules[name] = importlib.import_module(f"agent.commands.{name}")
+            modules[name].add_arguments(command)
+    parsed = parser.parse_args(arguments)
+    try:
+        if parsed.version:
+            from agent.version import VERSION
+
+            print(f"isthmus {VERSION}")
+            return 0
+        if parsed.command is None:
+            parser.print_help(sys.stderr)
+            return 2
+        if parsed.command == "agent":
+            return _agent(parsed)
+        return int(modules[parsed.command].run(parsed))
+    except ConfigError as error:
+        print(f"isthmus: {error}", file=sys.stderr)
+        return EX_CONFIG
+    except IsthmusError as error:
+        print(f"isthmus: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # `isthmus cuts … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _agent(parsed: argparse.Namespace) -> int:
+    from agent.config import load_config
+    from agent.daemon import run as run_daemon
+
+    logging.basicConfig(
+        stream=sys.stderr, level=parsed.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    asyncio.run(run_daemon(load_config(parsed.config, os.environ)))
+    return 0
+
+
+if __name__ == "__main__":
+    main()

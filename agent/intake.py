@@ -1,0 +1,127 @@
+"""From a protocol's request to an admitted one: checked against the model, its deadline fixed, its bytes counted.
+
+Not the decision (planner) and not the work (serve). What passes here is trusted afterwards.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from agent.repository import ServedModel
+from split.errors import InvalidRequest, Overloaded
+from split.ids import CutId, RequestId
+from split.oip.options import RequestOptions
+from split.plan.plan import Placement, RequestFacts
+from split.tensor import Array, Tensors
+
+PRIVACY_ORDER = ("any", "no-raw-input", "local-only")
+"""Laxest first; the stricter of contract and request holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceRequest:
+    """One admitted request. Every input of the model is there, with the right dtype and shape."""
+
+    id: RequestId
+    model: ServedModel
+    inputs: Tensors
+    encoded: tuple[str, ...]
+    """Names of the inputs that came as encoded bytes (a BYTES tensor of shape [1])."""
+    outputs: tuple[str, ...]
+    """Outputs wanted, in the order of the reply."""
+    facts: RequestFacts
+    received_at_s: float
+    deadline_at_s: float
+
+
+def _bytes_of(array: Array) -> int:
+    if array.dtype.kind == "O":
+        return sum(len(item) for item in array.reshape(-1))
+    return int(array.nbytes)
+
+
+def _encoded_inputs(model: ServedModel, inputs: Mapping[str, Array]) -> tuple[str, ...]:
+    """Check every input against the model's; names of those that came encoded."""
+    wanted = {spec.name: spec for spec in model.card.inputs}
+    if unknown := [name for name in inputs if name not in wanted]:
+        raise InvalidRequest(f"model {model.name!r} has no input {unknown[0]!r}; its inputs are {', '.join(wanted)}")
+    if missing := [name for name in wanted if name not in inputs]:
+        raise InvalidRequest(f"input {missing[0]!r} of model {model.name!r} is missing from the request")
+    encoded = []
+    for name, array in inputs.items():
+        if name in model.images and array.dtype.kind == "O" and wanted[name].dtype != "BYTES":
+            if array.shape != (1,):
+                raise InvalidRequest(f"encoded input {name!r} must be BYTES of shape [1], got {list(array.shape)}")
+            encoded.append(name)
+        elif (why := wanted[name].refuse(array)) is not None:
+            hint = f" (or one picture as BYTES of shape [1])" if name in model.images else ""
+            raise InvalidRequest(f"model {model.name!r}: {why}{hint}")
+    return tuple(encoded)
+
+
+class Intake:
+    """Admits requests while their bytes fit."""
+
+    def __init__(self, *, default_deadline_ms: float, inflight_bytes: int) -> None:
+        self._default_deadline_ms = default_deadline_ms
+        self._room = inflight_bytes
+        self._limit = inflight_bytes
+
+    @contextmanager
+    def admit(
+        self,
+        model: ServedModel,
+        inputs: Tensors,
+        outputs: tuple[str, ...],
+        options: RequestOptions,
+        *,
+        received_at_s: float,
+        now_s: float,
+    ) -> Iterator[InferenceRequest]:
+        """The request as the daemon serves it; its bytes are held until the block ends.
+
+        Raises InvalidRequest for what does not fit the model, Overloaded when no room is left for its bytes.
+        """
+        encoded = _encoded_inputs(model, inputs)
+        names = [spec.name for spec in model.card.outputs]
+        if unknown := [name for name in outputs if name not in names]:
+            raise InvalidRequest(
+                f"model {model.name!r} has no output {unknown[0]!r}; its outputs are {', '.join(names)}"
+            )
+        behaviour = model.contract.behaviour
+        limits = [options.deadline_ms, behaviour.latency_p99_ms, self._default_deadline_ms]
+        deadline_at_s = received_at_s + min(ms for ms in limits if ms is not None) / 1000
+        size = {name: _bytes_of(array) for name, array in inputs.items()}
+        total = sum(size.values())
+        if total > self._room:
+            raise Overloaded(
+                f"no room for {total} more bytes of inputs ({self._limit - self._room} of {self._limit} are in flight);"
+                " try again, or raise limits.inflight_bytes"
+            )
+        facts = RequestFacts(
+            budget_ms=(deadline_at_s - now_s) * 1000,
+            mode=None if options.mode in (None, "auto") else Placement(options.mode),
+            cut=None if options.cut is None else CutId(options.cut),
+            codec=options.codec,
+            privacy=max(options.privacy or "any", model.contract.data.privacy, key=PRIVACY_ORDER.index),
+            encoded_bytes=total if encoded else 0,
+            input_bytes=0 if encoded else total,
+            outputs=outputs or tuple(names),
+        )
+        self._room -= total
+        try:
+            yield InferenceRequest(
+                id=RequestId(secrets.token_hex(8)),
+                model=model,
+                inputs=inputs,
+                encoded=encoded,
+                outputs=facts.outputs,
+                facts=facts,
+                received_at_s=received_at_s,
+                deadline_at_s=deadline_at_s,
+            )
+        finally:
+            self._room += total

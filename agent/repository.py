@@ -1,0 +1,284 @@
+"""The device's models: what lies in the repository folder, brought to READY one after the other.
+
+Layout as Triton has it: `MODELS/<name>/<version>/model.onnx`, beside the versions `contract.yaml` and `golden/`.
+A model is READY as soon as the whole runs here; cutting and profiling go on in a child process meanwhile, and until
+they are done the model answers locally. A model that cannot be used is UNAVAILABLE and says why; the daemon lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from split.codec.image import ImageSpec
+from split.errors import InvalidModel, IsthmusError, ModelUnavailable, UnknownModel
+from split.graph.card import ModelCard, read_card
+from split.ids import CutId, ModelDigest, ModelName
+from split.profiles.contract import Contract, default_contract, load_contract, load_labels
+from split.profiles.measured import ModelProfile, read_profile
+from split.runtime.engine import Segment
+from split.runtime.store import SegmentStore
+from split.workbench.child import run_child
+
+log = logging.getLogger(__name__)
+
+PREPARE_TIMEOUT_S = 300.0
+PROFILE_TIMEOUT_S = 300.0
+"""Cutting and profiling take seconds to a minute; a child that needs five minutes hangs and is ended."""
+
+
+class ModelState(StrEnum):
+    """Triton's words."""
+
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+@dataclass(slots=True, kw_only=True)
+class ServedModel:
+    """A model that answers requests."""
+
+    name: ModelName
+    version: str
+    card: ModelCard
+    contract: Contract
+    images: dict[str, ImageSpec]
+    """Inputs that may come as encoded pictures, and how to prepare them."""
+    labels: dict[str, list[str]]
+    folder: Path
+    """Where its segments, profile and golden inputs lie."""
+    profile: ModelProfile | None
+    store: SegmentStore
+
+    @property
+    def digest(self) -> ModelDigest:
+        return self.card.digest
+
+    def image_rules(self) -> dict[str, dict[str, object]]:
+        """How each encoded input is prepared, as it travels to the companion."""
+        return {name: msgspec.to_builtins(spec) for name, spec in self.images.items()}
+
+    def whole(self) -> Segment:
+        """The whole model, opened (blocking: on the worker only)."""
+        return self.store.get(Path(self.card.path))
+
+    def head(self, cut: CutId) -> Segment:
+        return self.store.get(self.folder / f"{cut}.head.onnx")
+
+    def tail(self, cut: CutId) -> Segment:
+        return self.store.get(self.folder / f"{cut}.tail.onnx")
+
+
+@dataclass(slots=True, kw_only=True)
+class Entry:
+    """One name in the repository, whatever its state."""
+
+    name: ModelName
+    version: str
+    path: Path
+    state: ModelState = ModelState.LOADING
+    reason: str = ""
+    progress: str = ""
+    """What the workbench is doing, for `isthmus status`; empty when idle."""
+    model: ServedModel | None = None
+    task: asyncio.Task[None] | None = field(default=None, repr=False)
+
+
+def find_models(folder: Path) -> dict[ModelName, tuple[str, Path]]:
+    """name → (newest version, its model.onnx) for everything that looks like a model in the repository."""
+    found: dict[ModelName, tuple[str, Path]] = {}
+    if not folder.is_dir():
+        return found
+    for place in sorted(folder.iterdir()):
+        versions = [v for v in place.iterdir() if v.name.isdigit() and v.is_dir()] if place.is_dir() else []
+        if versions and not place.name.startswith("."):
+            newest = max(versions, key=lambda v: int(v.name))
+            found[ModelName(place.name)] = (newest.name, newest / "model.onnx")
+    return found
+
+
+def find_card(cache_dir: Path, path: Path) -> tuple[Path, ModelCard] | None:
+    """Folder and card made from exactly these bytes at this place, without parsing the model; None where there is none."""
+    for folder in sorted((cache_dir / "models").glob("*/")):
+        try:
+            card = read_card(folder)
+        except InvalidModel:
+            continue
+        if card.path == str(path.resolve()) and all(
+            file_is(path.parent / name, size, sha256) for name, size, sha256 in card.files
+        ):
+            return folder, card
+    return None
+
+
+def file_is(path: Path, size: int, sha256: str) -> bool:
+    """Whether the file has these bytes."""
+    try:
+        if path.stat().st_size != size:
+            return False
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == sha256
+    except OSError:
+        return False
+
+
+class Repository:
+    """Owns the entries and the tasks that load them. `on_ready` and `on_gone` tell planner and uplink."""
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        cache_dir: Path,
+        store: SegmentStore,
+        warm_up: Callable[[ServedModel], Awaitable[None]],
+        on_ready: Callable[[ServedModel], None],
+        on_gone: Callable[[ServedModel], None],
+    ) -> None:
+        self._folder = folder
+        self._cache_dir = cache_dir
+        self._store = store
+        self._warm_up = warm_up
+        self._on_ready = on_ready
+        self._on_gone = on_gone
+        self._entries: dict[ModelName, Entry] = {}
+        self._bench = asyncio.Lock()
+        """One model on the workbench at a time: two would disturb each other's measurements."""
+
+    def entries(self) -> list[Entry]:
+        return list(self._entries.values())
+
+    def serving(self, name: str, version: str | None = None) -> ServedModel:
+        """The model as served; UnknownModel or ModelUnavailable with the reason."""
+        entry = self._entries.get(ModelName(name))
+        if entry is None or (version and version != entry.version):
+            known = ", ".join(self._entries) or "none"
+            raise UnknownModel(f"Request for unknown model: {name!r}{f' version {version}' if version else ''} (known: {known})")
+        if entry.model is None or entry.state is not ModelState.READY:
+            raise ModelUnavailable(f"model {name!r} is {entry.state}{f': {entry.reason}' if entry.reason else ''}")
+        return entry.model
+
+    def start(self) -> None:
+        """Begin to load everything that lies in the folder."""
+        for name in find_models(self._folder):
+            self._begin(name)
+
+    async def load(self, name: str) -> None:
+        """Load (again) by name and wait until it is READY; UnknownModel, or the reason it cannot be used."""
+        known = find_models(self._folder)
+        if ModelName(name) not in known:
+            raise UnknownModel(f"failed to load {name!r}: no folder {name}/<version>/model.onnx in {self._folder}")
+        await self._stop(ModelName(name))
+        entry = self._begin(ModelName(name))
+        while entry.state is ModelState.LOADING and entry.task is not None and not entry.task.done():
+            await asyncio.wait([entry.task], timeout=0.05)
+        if entry.state is not ModelState.READY:
+            raise ModelUnavailable(f"failed to load {name!r}: {entry.reason}")
+
+    async def unload(self, name: str) -> None:
+        """Stop serving a model; its requests in flight are answered first by whoever holds them."""
+        if ModelName(name) not in self._entries:
+            raise UnknownModel(f"Request for unknown model: {name!r}")
+        await self._stop(ModelName(name))
+        self._entries[ModelName(name)].state = ModelState.UNAVAILABLE
+        self._entries[ModelName(name)].reason = "unloaded"
+
+    async def close(self) -> None:
+        for name in list(self._entries):
+            await self._stop(name)
+
+    def _begin(self, name: ModelName) -> Entry:
+        version, path = find_models(self._folder)[name]
+        entry = Entry(name=name, version=version, path=path)
+        self._entries[name] = entry
+        entry.task = asyncio.create_task(self._bring_up(entry), name=f"load {name}")
+        return entry
+
+    async def _stop(self, name: ModelName) -> None:
+        entry = self._entries.get(name)
+        if entry is None:
+            return
+        if entry.task is not None:
+            entry.task.cancel()
+            await asyncio.wait([entry.task])
+        if entry.model is not None:
+            self._on_gone(entry.model)
+            entry.model = None
+
+    async def _bring_up(self, entry: Entry) -> None:
+        try:
+            await self._to_ready(entry)
+            await self._to_profiled(entry)
+        except IsthmusError as error:
+            if entry.state is ModelState.READY:
+                entry.reason = f"answers locally only: {error}"
+                log.warning("model=%s cannot be split: %s", entry.name, error)
+            else:
+                entry.state, entry.reason = ModelState.UNAVAILABLE, str(error)
+                log.error("model=%s is unavailable: %s", entry.name, error)
+        finally:
+            entry.progress = ""
+
+    async def _to_ready(self, entry: Entry) -> None:
+        """Card, contract, the whole opened and run once."""
+        if not entry.path.is_file():
+            raise InvalidModel(f"{entry.path} is not there; a version folder holds the file model.onnx")
+        async with self._bench:
+            folder, card = await self._card(entry)
+        contract_path = entry.path.parent.parent / "contract.yaml"
+        contract = load_contract(contract_path) if contract_path.is_file() else default_contract(card)
+        images = {
+            spec.name: spec.encoded for spec in contract.data.inputs if spec.encoded is not None
+        }
+        model = ServedModel(
+            name=entry.name,
+            version=entry.version,
+            card=card,
+            contract=contract,
+            images=images,
+            labels=load_labels(contract, contract_path.parent),
+            folder=folder,
+            profile=read_profile(folder),
+            store=self._store,
+        )
+        await self._warm_up(model)
+        entry.model, entry.state = model, ModelState.READY
+        log.info("model=%s version=%s ready, %d cuts", entry.name, entry.version, len(card.cuts))
+
+    async def _to_profiled(self, entry: Entry) -> None:
+        """Costs measured (or read from the cache), then the planner may choose."""
+        model = entry.model
+        assert model is not None
+        if model.profile is None or model.profile.digest != model.digest:
+            async with self._bench:
+                await self._child(entry, "profile", "--folder", str(model.folder))
+            model.profile = read_profile(model.folder)
+            if model.profile is None:
+                raise InvalidModel(f"the profile of {entry.name!r} could not be read back from {model.folder}")
+        self._on_ready(model)
+
+    async def _card(self, entry: Entry) -> tuple[Path, ModelCard]:
+        """The model's folder in the cache and its card, made by the workbench when none fits the file as it is now."""
+        found = await asyncio.to_thread(find_card, self._cache_dir, entry.path)
+        if found is None:
+            await self._child(entry, "prepare", "--cache", str(self._cache_dir))
+            found = await asyncio.to_thread(find_card, self._cache_dir, entry.path)
+        if found is None:
+            raise InvalidModel(f"{entry.path} changed while it was being prepared; load it again")
+        return found
+
+    async def _child(self, entry: Entry, command: str, *arguments: str) -> None:
+        def show(label: str, ratio: float) -> None:
+            entry.progress = f"{command}: {label} ({ratio:.0%})"
+
+        timeout_s = PREPARE_TIMEOUT_S if command == "prepare" else PROFILE_TIMEOUT_S
+        await run_child([command, str(entry.path), *arguments], timeout_s=timeout_s, on_progress=show)

@@ -1,0 +1,244 @@
+"""One request, from admitted to answered. Open this file first.
+
+    decide ─┬─ local    whole model on the worker
+            ├─ split    head on the worker → encode → companion runs the tail → reply
+            └─ offload  the input travels  → companion runs it all          → reply
+                   └─ late or failed: what is missing runs here, from the boundary that is already there
+
+Exactly one answer leaves, by the deadline or as a typed error. Deciding lives in the planner, running in compute, sending
+in the uplink; this file only says in which order, and what happens when something does not come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent.compute import Compute
+from agent.intake import InferenceRequest
+from agent.journal import Journal
+from agent.lateness import Lateness
+from agent.planner import Planner
+from agent.stages import Prepared, finish, prepare, whole
+from agent.uplink import RemoteReply, Uplink
+from split.errors import ChannelError, DeadlineExceeded, EngineFailed, IsthmusError
+from split.ids import OFFLOAD_CUT
+from split.plan.plan import LOCAL, Decision, Placement, Plan
+from split.tensor import Tensors
+from split.transport.channel import Buffer
+from split.wire.messages import Infer, Priority
+
+ATTEMPT = 1
+"""A request is sent once; when it does not come back, the device finishes it itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The one answer to a request, and how it came about."""
+
+    outputs: Tensors
+    decision: Decision
+    ran: Plan
+    """The plan that made the answer; LOCAL after a fallback."""
+    fallback: str
+    """Why the device finished what the companion should have; empty when it did not."""
+    stages_ms: dict[str, float]
+    """Measured, by stage: queue, image, head, encode, up_down, cloud_queue, cloud_decode, tail, decode, whole."""
+    total_ms: float
+
+
+class Serve:
+    """The way of every request through the daemon."""
+
+    def __init__(
+        self, *, planner: Planner, compute: Compute, uplink: Uplink, lateness: Lateness, journal: Journal
+    ) -> None:
+        self._planner = planner
+        self._compute = compute
+        self._uplink = uplink
+        self._lateness = lateness
+        self._journal = journal
+
+    async def infer(self, request: InferenceRequest) -> Outcome:
+        """Answer one admitted request. DeadlineExceeded at its deadline, EngineFailed when the model itself fails."""
+        now_s = _now()
+        decision = self._planner.decide(
+            request.model.name, request.facts, edge_queue_ms=self._compute.queue_ms, now_s=now_s
+        )
+        try:
+            async with asyncio.timeout_at(request.deadline_at_s):
+                outcome = await self._carry_out(request, decision)
+        except TimeoutError:
+            error = DeadlineExceeded(
+                f"no answer within {(request.deadline_at_s - request.received_at_s) * 1000:.0f} ms: the plan was "
+                f"{decision.chosen.plan} ({decision.chosen.predicted_ms:.0f} ms predicted); give it a later deadline"
+            )
+            self._journal.failed(request, decision, error, _since_ms(request))
+            raise error from None
+        except IsthmusError as error:
+            self._journal.failed(request, decision, error, _since_ms(request))
+            raise
+        self._journal.answered(
+            request,
+            decision,
+            ran=str(outcome.ran),
+            fallback=outcome.fallback,
+            stages_ms=outcome.stages_ms,
+            total_ms=outcome.total_ms,
+        )
+        return outcome
+
+    async def _carry_out(self, request: InferenceRequest, decision: Decision) -> Outcome:
+        plan = decision.chosen.plan
+        if plan.placement is Placement.LOCAL:
+            return await self._locally(request, decision, Prepared.nothing(request), fallback="")
+        prepared = await self._prepare(request, plan)
+        try:
+            remote = self._send(request, plan, prepared.payload)
+        except ChannelError as error:
+            return await self._locally(request, decision, prepared, fallback=str(error))
+        try:
+            return await self._first_answer(request, decision, prepared, remote)
+        finally:
+            self._uplink.abandon(request.id, ATTEMPT)
+
+    async def _prepare(self, request: InferenceRequest, plan: Plan) -> Prepared:
+        """Image, head and encoding, in one go on the worker."""
+        expected_ms = self._planner.prepare_ms(request.model.name, plan)
+        timed = await self._compute.run(
+            lambda: prepare(request, plan), deadline_at_s=request.deadline_at_s, expected_ms=expected_ms
+        )
+        prepared = timed.value
+        prepared.stages_ms["queue"] = timed.queue_ms
+        self._scale(prepared.stages_ms, "image", "head", "encode")
+        for stage in ("image", "head", "encode"):
+            if stage in prepared.stages_ms:
+                self._planner.observe_edge(request.model.name, plan, stage, prepared.stages_ms[stage])
+        return prepared
+
+    def _send(
+        self, request: InferenceRequest, plan: Plan, payload: Sequence[Buffer]
+    ) -> asyncio.Future[RemoteReply]:
+        assert plan.codec is not None
+        message = Infer(
+            request_id=request.id,
+            attempt=ATTEMPT,
+            digest=request.model.digest,
+            cut=plan.cut or OFFLOAD_CUT,
+            codec=plan.codec,
+            budget_ms=(request.deadline_at_s - _now()) * 1000,
+            outputs=request.outputs,
+            encoded=request.model.image_rules() if plan.codec == "encoded" else {},
+        )
+        return self._uplink.infer(message, payload, priority=Priority.NORMAL)
+
+    async def _first_answer(
+        self,
+        request: InferenceRequest,
+        decision: Decision,
+        prepared: Prepared,
+        remote: asyncio.Future[RemoteReply],
+    ) -> Outcome:
+        """The companion's reply if it comes in time; otherwise whichever of it and the local finish is first."""
+        plan = decision.chosen.plan
+        fallback = request.model.contract.behaviour.fallback
+        local_ms = self._planner.finish_ms(request.model.name, prepared.cut)
+        late = self._lateness.watch(
+            request.id, deadline_at_s=request.deadline_at_s, local_ms=local_ms, timeout_ms=fallback.timeout_ms
+        )
+        try:
+            await asyncio.wait((remote, late), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._lateness.forget(request.id)
+        if _succeeded(remote):
+            return await self._remotely(request, decision, prepared, remote.result())
+        if fallback.strategy == "fail":
+            return await self._remotely(request, decision, prepared, await remote)
+        why = str(remote.exception()) if remote.done() else self._silence(plan)
+        local = asyncio.ensure_future(self._locally(request, decision, prepared, fallback=why))
+        try:
+            while not local.done():
+                await asyncio.wait({local, remote} if not remote.done() else {local}, return_when=asyncio.FIRST_COMPLETED)
+                if _succeeded(remote):
+                    return await self._remotely(request, decision, prepared, remote.result())
+            return local.result()
+        finally:
+            local.cancel()
+
+    def _silence(self, plan: Plan) -> str:
+        self._uplink.suspect()
+        return f"no reply from the companion in time for {plan}"
+
+    async def _locally(
+        self, request: InferenceRequest, decision: Decision, prepared: Prepared, *, fallback: str
+    ) -> Outcome:
+        """The whole model, or the tail from the boundary that is there."""
+        name, cut = request.model.name, prepared.cut
+        work = (lambda: whole(request, prepared)) if cut is None else (lambda: finish(request, prepared))
+        timed = await self._compute.run(
+            work, deadline_at_s=request.deadline_at_s, expected_ms=self._planner.finish_ms(name, cut)
+        )
+        outputs, measured = timed.value
+        self._scale(measured, *measured)
+        for stage, ms in measured.items():
+            self._planner.observe_edge(name, LOCAL if cut is None else decision.chosen.plan, stage, ms)
+        stages_ms = {**prepared.stages_ms, **measured}
+        stages_ms["queue"] = prepared.stages_ms.get("queue", 0.0) + timed.queue_ms
+        return _outcome(request, decision, outputs, ran=LOCAL, fallback=fallback, stages_ms=stages_ms)
+
+    async def _remotely(
+        self, request: InferenceRequest, decision: Decision, prepared: Prepared, remote: RemoteReply
+    ) -> Outcome:
+        plan, reply = decision.chosen.plan, remote.reply
+        self._planner.observe_cloud(request.model.name, plan, reply.queue_ms, reply.tail_ms)
+        await self._compute.hold(remote.decode_ms)
+        stages_ms = prepared.stages_ms | {
+            "network": remote.network_ms,
+            "cloud_queue": reply.queue_ms,
+            "cloud_decode": reply.decode_ms,
+            "tail": reply.tail_ms,
+            "decode": remote.decode_ms * self._compute.slowdown,
+        }
+        outputs = {**remote.outputs, **prepared.outputs}
+        return _outcome(request, decision, outputs, ran=plan, fallback="", stages_ms=stages_ms)
+
+    def _scale(self, stages_ms: dict[str, float], *stages: str) -> None:
+        """Emulation: a stage took as long as the worker held it."""
+        for stage in stages:
+            if stage in stages_ms:
+                stages_ms[stage] *= self._compute.slowdown
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _since_ms(request: InferenceRequest) -> float:
+    return (_now() - request.received_at_s) * 1000
+
+
+def _succeeded(remote: asyncio.Future[RemoteReply]) -> bool:
+    return remote.done() and not remote.cancelled() and remote.exception() is None
+
+
+def _outcome(
+    request: InferenceRequest,
+    decision: Decision,
+    outputs: Tensors,
+    *,
+    ran: Plan,
+    fallback: str,
+    stages_ms: dict[str, float],
+) -> Outcome:
+    missing = [name for name in request.outputs if name not in outputs]
+    if missing:
+        raise EngineFailed(f"{ran} of model {request.model.name!r} made no output {missing[0]!r}")
+    return Outcome(
+        outputs={name: outputs[name] for name in request.outputs},
+        decision=decision,
+        ran=ran,
+        fallback=fallback,
+        stages_ms=stages_ms,
+        total_ms=_since_ms(request),
+    )

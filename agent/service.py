@@ -1,0 +1,206 @@
+"""What the daemon offers to its front doors (HTTP now, gRPC later): the Open Inference Protocol's questions, answered from
+the repository, the journal and the planner. Translation only; the way of a request is `serve.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from agent.compute import Compute
+from agent.fingerprint import Fingerprint
+from agent.health import Health
+from agent.intake import Intake
+from agent.journal import Journal
+from agent.metrics import Metrics
+from agent.planner import Planner
+from agent.repository import ModelState, Repository, ServedModel
+from agent.serve import Outcome, Serve
+from agent.uplink import Uplink
+from agent.version import VERSION
+from split.oip.infer import ModelMetadata, OipRequest, OipResponse
+from split.oip.options import isthmus_options
+
+PLATFORM = "onnx_onnxv1"
+"""The protocol's word for an ONNX model."""
+
+
+class DaemonService:
+    def __init__(
+        self,
+        *,
+        intake: Intake,
+        serve: Serve,
+        repository: Repository,
+        journal: Journal,
+        planner: Planner,
+        uplink: Uplink,
+        compute: Compute,
+        metrics: Metrics,
+        health: Health,
+        fingerprint: Fingerprint,
+    ) -> None:
+        self._intake = intake
+        self._serve = serve
+        self._repository = repository
+        self._journal = journal
+        self._planner = planner
+        self._uplink = uplink
+        self._compute = compute
+        self._metrics = metrics
+        self._health = health
+        self._fingerprint = fingerprint
+        self._started_at_s = asyncio.get_running_loop().time()
+
+    # -- inference ----------------------------------------------------------------------------------------------------
+
+    async def infer(self, model: str, version: str, request: OipRequest, received_at_s: float) -> OipResponse:
+        """One request as the protocol brings it; errors as `split.errors` has them."""
+        served = self._repository.serving(model, version)
+        admitted = self._intake.admit(
+            served,
+            request.inputs,
+            tuple(output.name for output in request.outputs),
+            isthmus_options(request),
+            received_at_s=received_at_s,
+            now_s=asyncio.get_running_loop().time(),
+        )
+        with admitted as admitted_request:
+            outcome = await self._serve.infer(admitted_request)
+            return OipResponse(
+                model_name=served.name,
+                model_version=served.version,
+                id=request.id,
+                parameters=_parameters(admitted_request.id, outcome),
+                outputs=outcome.outputs,
+            )
+
+    # -- questions ----------------------------------------------------------------------------------------------------
+
+    def live(self) -> bool:
+        return self._health.live()
+
+    def ready(self) -> bool:
+        """Every model that can be used is loaded."""
+        states = [entry.state for entry in self._repository.entries()]
+        return self.live() and ModelState.LOADING not in states and ModelState.UNAVAILABLE not in states
+
+    def index(self) -> list[dict[str, str]]:
+        return [
+            {"name": entry.name, "version": entry.version, "state": str(entry.state), "reason": entry.reason}
+            for entry in self._repository.entries()
+        ]
+
+    def metadata(self, name: str, version: str) -> ModelMetadata:
+        model = self._repository.serving(name, version)
+        return ModelMetadata(
+            name=model.name,
+            versions=(model.version,),
+            platform=PLATFORM,
+            inputs=model.card.inputs,
+            outputs=model.card.outputs,
+        )
+
+    def contract(self, name: str) -> dict[str, Any]:
+        """The contract as data, with each labelled output's labels."""
+        model = self._repository.serving(name, "")
+        contract: dict[str, Any] = msgspec.to_builtins(model.contract)
+        return contract | {"labels": model.labels}
+
+    def config(self, name: str, version: str) -> dict[str, Any]:
+        """Triton's model configuration, as far as it says something here."""
+        model = self._repository.serving(name, version)
+
+        def described(spec: Any) -> dict[str, Any]:
+            dims = [dim if isinstance(dim, int) else -1 for dim in spec.shape]
+            return {"name": spec.name, "data_type": f"TYPE_{_triton_type(spec.dtype)}", "dims": dims}
+
+        return {
+            "name": model.name,
+            "platform": PLATFORM,
+            "backend": "onnxruntime",
+            "max_batch_size": 0,
+            "input": [described(spec) for spec in model.card.inputs],
+            "output": [described(spec) for spec in model.card.outputs],
+        }
+
+    def stats(self, name: str | None) -> list[dict[str, Any]]:
+        models = [self._repository.serving(name, "")] if name else self._serving()
+        return [self._journal.statistics(model.name, model.version) for model in models]
+
+    async def load(self, name: str) -> None:
+        await self._repository.load(name)
+
+    async def unload(self, name: str) -> None:
+        await self._repository.unload(name)
+
+    def explain(self, request_id: str) -> dict[str, Any] | None:
+        return self._journal.explain(request_id)
+
+    def metrics(self) -> bytes:
+        return self._metrics.render()
+
+    def status(self) -> dict[str, Any]:
+        """The daemon now, for `isthmus status`."""
+        now_s = asyncio.get_running_loop().time()
+        known = self._planner.snapshot(now_s)
+        models = []
+        for entry in self._repository.entries():
+            drift = known["models"].get(entry.name, {})
+            models.append(
+                {
+                    "name": entry.name,
+                    "version": entry.version,
+                    "state": str(entry.state),
+                    "reason": entry.reason,
+                    "progress": entry.progress,
+                    "profiled": bool(drift),
+                    "placements": self._journal.placements(entry.name),
+                    "p50_ms": self._journal.p50_ms(entry.name),
+                    **drift,
+                }
+            )
+        return {
+            "version": VERSION,
+            "uptime_s": round(now_s - self._started_at_s, 1),
+            "device": msgspec.to_builtins(self._fingerprint),
+            "threads": self._fingerprint.cores_usable,
+            "models": models,
+            "companion": {
+                "address": self._uplink.address,
+                "state": self._uplink.state,
+                "peer": self._uplink.peer,
+                "connects": self._uplink.connects,
+                "inflight": self._uplink.inflight,
+                "link": known["link"],
+            },
+            "queue_ms": round(self._compute.queue_ms, 3),
+            "requests": self._journal.requests,
+            "failures": self._journal.failures,
+            "fallbacks": self._journal.fallbacks,
+            "emulation": {"slowdown": self._compute.slowdown},
+        }
+
+    def _serving(self) -> list[ServedModel]:
+        return [entry.model for entry in self._repository.entries() if entry.model is not None]
+
+
+def _parameters(request_id: str, outcome: Outcome) -> dict[str, str | float]:
+    """What the answer says about itself; scalars only, as the protocol demands (timings are JSON in a string)."""
+    timings = {stage: round(ms, 3) for stage, ms in outcome.stages_ms.items()}
+    timings["total"] = round(outcome.total_ms, 3)
+    return {
+        "isthmus.request_id": request_id,
+        "isthmus.placement": str(outcome.ran.placement),
+        "isthmus.cut": outcome.ran.cut or "",
+        "isthmus.codec": outcome.ran.codec or "",
+        "isthmus.fallback": outcome.fallback,
+        "isthmus.predicted_ms": round(outcome.decision.chosen.predicted_ms, 3),
+        "isthmus.timings": msgspec.json.encode(timings).decode(),
+    }
+
+
+def _triton_type(dtype: str) -> str:
+    return "STRING" if dtype == "BYTES" else dtype

@@ -1,0 +1,98 @@
+"""What one request does on the worker thread: picture → tensors, head, encoding, tail. Blocking; no decisions, no I/O."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Self
+
+from agent.intake import InferenceRequest
+from split.codec.image import prepare_image
+from split.codec.payload import encode
+from split.ids import CutId
+from split.plan.plan import Placement, Plan
+from split.tensor import Tensors
+from split.transport.channel import Buffer
+
+
+@dataclass(slots=True, kw_only=True)
+class Prepared:
+    """How far a request has come on the device: enough to finish it here at any time."""
+
+    inputs: Tensors
+    """The model's inputs as tensors where pictures were prepared already, else as they came."""
+    encoded: tuple[str, ...]
+    """Inputs that are still pictures."""
+    cut: CutId | None = None
+    """Set when the head has run: what follows starts from the boundary."""
+    boundary: Tensors = field(default_factory=dict)
+    """Boundary tensors, and the model inputs that the tail needs."""
+    outputs: Tensors = field(default_factory=dict)
+    """Model outputs that the head has made."""
+    payload: Sequence[Buffer] = ()
+    stages_ms: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def nothing(cls, request: InferenceRequest) -> Self:
+        """Nothing done yet."""
+        return cls(inputs=request.inputs, encoded=request.encoded)
+
+
+@contextmanager
+def _clocked(stages_ms: dict[str, float], stage: str) -> Iterator[None]:
+    started_s = time.perf_counter()
+    yield
+    stages_ms[stage] = stages_ms.get(stage, 0.0) + (time.perf_counter() - started_s) * 1000
+
+
+def _pictures_to_tensors(request: InferenceRequest, prepared: Prepared) -> None:
+    if not prepared.encoded:
+        return
+    with _clocked(prepared.stages_ms, "image"):
+        images = request.model.images
+        ready = {name: prepare_image(prepared.inputs[name][0], images[name]) for name in prepared.encoded}
+    prepared.inputs, prepared.encoded = prepared.inputs | ready, ()
+
+
+def prepare(request: InferenceRequest, plan: Plan) -> Prepared:
+    """All that the device does before a remote plan's bytes leave: picture, head, encoding."""
+    prepared = Prepared.nothing(request)
+    if plan.codec != "encoded":
+        _pictures_to_tensors(request, prepared)
+    if plan.placement is Placement.SPLIT:
+        assert plan.cut is not None
+        card = request.model.card.cut(plan.cut)
+        head = request.model.head(plan.cut)
+        with _clocked(prepared.stages_ms, "head"):
+            made = head.run({name: prepared.inputs[name] for name in card.head_inputs})
+        prepared.cut = plan.cut
+        prepared.outputs = {name: made[name] for name in card.head_outputs}
+        prepared.boundary = {spec.name: made[spec.name] for spec in card.boundary}
+        prepared.boundary |= {name: prepared.inputs[name] for name in card.tail_inputs}
+    travels = prepared.inputs if prepared.cut is None else prepared.boundary
+    with _clocked(prepared.stages_ms, "encode"):
+        assert plan.codec is not None
+        prepared.payload = encode(travels, plan.codec)
+    return prepared
+
+
+def whole(request: InferenceRequest, prepared: Prepared) -> tuple[Tensors, dict[str, float]]:
+    """The whole model on the device: (outputs, measured stages)."""
+    here = Prepared(inputs=prepared.inputs, encoded=prepared.encoded)
+    _pictures_to_tensors(request, here)
+    segment = request.model.whole()
+    with _clocked(here.stages_ms, "whole"):
+        outputs = segment.run(here.inputs, request.outputs)
+    return outputs, here.stages_ms
+
+
+def finish(request: InferenceRequest, prepared: Prepared) -> tuple[Tensors, dict[str, float]]:
+    """The tail on the device, from the boundary that the head has made: (outputs, measured stages)."""
+    assert prepared.cut is not None
+    stages_ms: dict[str, float] = {}
+    segment = request.model.tail(prepared.cut)
+    with _clocked(stages_ms, "local_tail"):
+        made = segment.run({name: prepared.boundary[name] for name in segment.inputs})
+    return made | prepared.outputs, stages_ms
