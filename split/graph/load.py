@@ -1,0 +1,159 @@
+"""From a file to a `Model`: reads it, refuses what cannot be served with a sentence, follows external data safely.
+
+Nothing of the file is trusted: locations of external data must be plain names beside it, sizes must fit, public
+inputs and outputs must be tensors that numpy has. Weights are mapped, never copied into the graph.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import onnx
+import onnx_ir as ir
+from google.protobuf.message import DecodeError
+from onnx import inliner
+
+from split.errors import InvalidModel
+from split.graph.card import digest_of_files
+from split.graph.model import Model, build_model
+from split.ids import ModelDigest
+
+log = logging.getLogger(__name__)
+
+FILE_BYTES_MAX: Final = 2**31 - 1
+"""protobuf's limit for one message; bigger models keep their weights as external data."""
+
+File = tuple[str, int, str]
+"""(name, bytes, sha256 hex)"""
+
+
+def load_model(path: Path) -> Model:
+    """Read an ONNX file (its external data beside it) and look through it.
+
+    Model-local functions are inlined, large Constant nodes become initializers, nodes may come in any order. InvalidModel
+    when the file is missing, empty, truncated or no ONNX model, when external data is missing, too short or outside of
+    the folder, when the graph is cyclic or names what nothing makes, and when a public input or output is not a tensor
+    of a supported type.
+    """
+    proto = _read(path)
+    digest, files = _digest(path, proto)
+    why_not = "the model holds sparse initializers" if proto.graph.sparse_initializer else ""
+    if proto.functions:
+        proto = _inlined(proto, path)
+    try:
+        model = ir.serde.deserialize_model(proto)
+    except Exception as error:  # onnx-ir raises whatever its parsing meets
+        raise InvalidModel(f"{path} is no usable ONNX model: {_root_cause(error)}") from error
+    for tensor in _external_tensors(model):
+        tensor.base_dir = path.parent
+    return build_model(model, path=path, digest=digest, files=files, no_cuts_reason=why_not)
+
+
+def model_digest(path: Path) -> tuple[ModelDigest, tuple[File, ...]]:
+    """Digest of the model (`digest_of_files`) and (name, bytes, sha256 hex) of its file and its external data files."""
+    return _digest(path, _read(path))
+
+
+def _read(path: Path) -> onnx.ModelProto:
+    if not path.is_file():
+        raise InvalidModel(f"{path} is not a file; expected an ONNX model there")
+    size = path.stat().st_size
+    if size == 0:
+        raise InvalidModel(f"{path} is empty; expected an ONNX model there")
+    if size > FILE_BYTES_MAX:
+        raise InvalidModel(
+            f"{path} has {size} bytes, more than protobuf's {FILE_BYTES_MAX}; save its weights as external data"
+        )
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(path.read_bytes())
+    except DecodeError:
+        raise InvalidModel(f"{path} is damaged or no ONNX model: its {size} bytes cannot be decoded") from None
+    except OSError as error:
+        raise InvalidModel(f"{path} cannot be read: {error.strerror}") from error
+    if not proto.HasField("graph") or not proto.opset_import:
+        missing = "graph" if not proto.HasField("graph") else "opset import"
+        raise InvalidModel(f"{path} is damaged or no ONNX model: it holds no {missing}")
+    return proto
+
+
+def _digest(path: Path, proto: onnx.ModelProto) -> tuple[ModelDigest, tuple[File, ...]]:
+    names = sorted({_checked_location(tensor, path) for tensor in _external_protos(proto)})
+    files = tuple(_hashed(path.parent / name) for name in (path.name, *names))
+    return digest_of_files(files), files
+
+
+def _hashed(path: Path) -> File:
+    with path.open("rb") as stream:
+        return path.name, path.stat().st_size, hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _checked_location(tensor: onnx.TensorProto, path: Path) -> str:
+    """Name of the tensor's data file; InvalidModel when it is no plain file beside the model or too short."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    name = entries.get("location", "")
+    what = f"{path}: weight {tensor.name!r} has its data in {name!r}"
+    if not name or name in {".", ".."} or any(mark in name for mark in "/\\\0") or name == path.name:
+        raise InvalidModel(f"{what}; expected the plain name of a file beside the model")
+    data = path.parent / name
+    if data.is_symlink() or not data.is_file():
+        raise InvalidModel(f"{what}, which is {'a link' if data.is_symlink() else 'not there'}; put the file there")
+    try:
+        offset, length = int(entries.get("offset", "0")), int(entries.get("length", "0"))
+    except ValueError:
+        raise InvalidModel(f"{what}, at an offset that is no number") from None
+    if offset < 0 or length < 0 or offset + length > data.stat().st_size:
+        raise InvalidModel(f"{what}, bytes {offset} to {offset + length}, but the file has {data.stat().st_size}")
+    return name
+
+
+def _external_protos(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor with external data, in graphs at any depth, attributes and functions."""
+    graphs, nodes = [proto.graph], [node for function in proto.functions for node in function.node]
+    while graphs or nodes:
+        if graphs:
+            graph = graphs.pop()
+            nodes.extend(graph.node)
+            yield from filter(_is_external, graph.initializer)
+            for sparse in graph.sparse_initializer:
+                yield from filter(_is_external, (sparse.values, sparse.indices))
+            continue
+        for attribute in nodes.pop().attribute:
+            yield from filter(_is_external, (attribute.t, *attribute.tensors))
+            if attribute.HasField("g"):
+                graphs.append(attribute.g)
+            graphs.extend(attribute.graphs)
+
+
+def _is_external(tensor: onnx.TensorProto) -> bool:
+    return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
+
+
+def _external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                yield value.const_value
+        for node in graph:
+            for attribute in node.attributes.values():
+                if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
+                    yield attribute.value
+
+
+def _inlined(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
+    """Without model-local functions; a call that cannot be inlined stays one node."""
+    try:
+        return inliner.inline_local_functions(proto)
+    except Exception as error:  # the C++ inliner raises whatever its checks meet
+        log.warning("%s: its local functions stay whole, they cannot be inlined: %s", path, error)
+        return proto
+
+
+def _root_cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(str(error).split())[:300] or type(error).__name__
