@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from split.errors import ConfigError, EngineFailed, InvalidModel, InvalidRequest, IsthmusError
-from split.runtime.cores import usable_threads as usable_threads
+from split.runtime.allowance import usable_threads as usable_threads
 from split.tensor import NUMPY_DTYPES, Array, Dim, Tensors, TensorSpec
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # its wheel opens a database below ~/.cache at the first session
@@ -45,6 +45,32 @@ _ELEMENT_TYPES: Final = {
 }
 
 CPU_PROVIDER: Final = "CPUExecutionProvider"
+
+
+_ONE_RELU: Final = bytes.fromhex(
+    "08083a350a0e0a0178120179220452656c753a001201675a0f0a0178120a0a08080112040a020801"
+    "620f0a0179120a0a08080112040a02080142040a00100d"
+)
+"""An ONNX model: float[1] x → Relu → float[1] y, opset 13."""
+
+
+def usable_providers() -> tuple[str, ...]:
+    """Execution providers that start here and take a node of a one-operator model; the CPU one is last.
+
+    Some are listed and do nothing (`AzureExecutionProvider` in the plain wheel), others need a driver that is not there.
+    """
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = _QUIET
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    usable: dict[str, None] = {}
+    for provider in ort.get_available_providers():
+        try:
+            session = ort.InferenceSession(_ONE_RELU, options, providers=[provider])
+        except Exception:  # pybind's exceptions share no base class but this; a driver that is missing is an answer
+            continue
+        usable |= dict.fromkeys(_landed_on(session))
+    return tuple(sorted(usable, key=lambda provider: provider == CPU_PROVIDER))
 
 
 class OrtEngine:

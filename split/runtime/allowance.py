@@ -1,4 +1,4 @@
-"""How many cores this process may really use: the affinity mask, capped by the cgroup's CPU quota (v1 and v2).
+"""What this process may really use of the machine: cores (affinity and CPU quota) and memory (cgroup v1 and v2).
 
 Read from files below a root directory, so that tests can lay out any machine. Not a measure of speed.
 """
@@ -6,7 +6,12 @@ Read from files below a root directory, so that tests can lay out any machine. N
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
+
+_UNLIMITED_BYTES: Final = 1 << 60
+"""cgroup v1 writes "no limit" as the largest number of whole pages."""
 
 
 def usable_threads(root: Path = Path("/")) -> int:
@@ -30,20 +35,23 @@ def allowed_cores(root: Path = Path("/")) -> frozenset[int]:
 
 def quota_cores(root: Path = Path("/")) -> float | None:
     """CPU time per time that the cgroup and its parents grant, in cores; None where nothing limits it."""
-    found: list[float] = []
-    for line in _lines(root / "proc/self/cgroup"):
-        hierarchy, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if hierarchy == "0" and not controllers:
-            for folder in _upwards(root / "sys/fs/cgroup", path):
-                quota, _, period = _first(folder / "cpu.max", "max").partition(" ")
-                found += _ratio(quota, period)
-        elif "cpu" in controllers.split(","):
-            for mount in (controllers, "cpu", "cpu,cpuacct"):
-                for folder in _upwards(root / "sys/fs/cgroup" / mount, path):
-                    quota = _first(folder / "cpu.cfs_quota_us", "-1")
-                    period = _first(folder / "cpu.cfs_period_us", "0")
-                    found += _ratio(quota, period)
-    return min(found, default=None)
+    limits: list[float] = []
+    for folder in _cgroups(root, "cpu"):
+        quota, _, period = _first(folder / "cpu.max", "max").partition(" ")
+        limits += _ratio(quota, period)
+        limits += _ratio(_first(folder / "cpu.cfs_quota_us", "-1"), _first(folder / "cpu.cfs_period_us", "0"))
+    return min(limits, default=None)
+
+
+def memory_limit_bytes(root: Path = Path("/")) -> int | None:
+    """Bytes that the cgroup and its parents allow; None where nothing limits them."""
+    limits = [
+        int(text)
+        for folder in _cgroups(root, "memory")
+        for text in (_first(folder / "memory.max", "max"), _first(folder / "memory.limit_in_bytes", "max"))
+        if text.isdigit() and int(text) < _UNLIMITED_BYTES
+    ]
+    return min(limits, default=None)
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
@@ -56,10 +64,20 @@ def parse_cpu_list(text: str) -> frozenset[int]:
     return frozenset(cores)
 
 
-def _upwards(mount: Path, path: str) -> list[Path]:
-    """The cgroup's folder and its parents up to the mount: the tightest limit on the way holds."""
-    names = [name for name in path.split("/") if name not in ("", "..")]
-    return [mount.joinpath(*names[:depth]) for depth in range(len(names), -1, -1)]
+def _cgroups(root: Path, controller: str) -> Iterator[Path]:
+    """The cgroup folders of this process for a controller and their parents: the tightest limit on the way holds."""
+    mounts = root / "sys/fs/cgroup"
+    for line in _lines(root / "proc/self/cgroup"):
+        hierarchy, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if hierarchy == "0" and not controllers:
+            places = [mounts]
+        elif controller in controllers.split(","):
+            places = [mounts / name for name in dict.fromkeys((controllers, controller))]
+        else:
+            continue
+        names = [name for name in path.split("/") if name not in ("", "..")]
+        for place in places:
+            yield from (place.joinpath(*names[:depth]) for depth in range(len(names), -1, -1))
 
 
 def _ratio(quota: str, period: str) -> list[float]:
