@@ -9,7 +9,7 @@ from typing import Final
 
 from split.errors import InvalidRequest
 from split.ids import CutId
-from split.oip.request import OipRequest, Scalar
+from split.oip.infer import OipRequest, Scalar
 from split.oip.tensors import shown
 
 MODES: Final = ("auto", "local", "split", "offload")

@@ -9,45 +9,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
 from split.errors import InvalidRequest, UnsupportedRequest
-from split.oip.metadata import ModelMetadata
+from split.oip.infer import ModelMetadata, OipRequest, RequestedOutput, Scalar, plain_shape
 from split.oip.tensors import Buffer, from_binary, from_json, shown
 from split.tensor import Array, Tensors, TensorSpec
-
-Scalar = bool | int | float | str
-"""What a parameter of the protocol may be."""
 
 MAX_ID_LENGTH: Final = 1024
 MAX_NAME_LENGTH: Final = 1024
 
 _NOT_FINITE: Final = re.compile(rb"-?(NaN|Infinity|Inf|nan|inf)")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestedOutput:
-    name: str
-    binary: bool | None = None
-    """How this output shall come back; None: as the request says for all (`binary_default`)."""
-    parameters: Mapping[str, Scalar] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OipRequest:
-    """One request, checked in itself; whether it fits a model is not looked at here."""
-
-    id: str = ""
-    """The caller's own id, echoed; empty when there was none."""
-    parameters: Mapping[str, Scalar] = field(default_factory=dict)
-    inputs: Tensors
-    """By name, in the order given. May be read-only views into the body."""
-    outputs: tuple[RequestedOutput, ...] = ()
-    """Empty: all outputs of the model."""
-    binary_default: bool = False
 
 
 class _InputJson(msgspec.Struct):
@@ -171,9 +145,8 @@ def _raw(body: memoryview, metadata: ModelMetadata | None) -> OipRequest:
             inputs={spec.name: from_binary(spec.name, "BYTES", dims, memoryview(framed))}, binary_default=True
         )
     if shape is None:
-        want = [dim if isinstance(dim, int) else -1 for dim in spec.shape]
         raise InvalidRequest(
-            f"input {shown(spec.name)}: a raw body of {body.nbytes} bytes does not determine shape {want} "
+            f"input {shown(spec.name)}: a raw body of {body.nbytes} bytes does not determine shape {plain_shape(spec)} "
             f"of {spec.dtype}; send the JSON header with the shape"
         )
     return OipRequest(inputs={spec.name: from_binary(spec.name, spec.dtype, shape, body)}, binary_default=True)

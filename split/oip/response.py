@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 
 from split.errors import InvalidRequest
-from split.oip.request import OipRequest, Scalar
+from split.oip.infer import OipRequest, OipResponse
 from split.oip.tensors import Buffer, shown, to_binary, to_json
-from split.tensor import Tensors, dtype_name
+from split.tensor import dtype_name
 
 _ENCODER: Final = msgspec.json.Encoder()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OipResponse:
-    model_name: str
-    model_version: str
-    id: str = ""
-    """The caller's id; left out of the answer when empty."""
-    parameters: Mapping[str, Scalar] = field(default_factory=dict)
-    outputs: Tensors
-    """In the order they shall have in the answer; shapes are the real ones, not the declared."""
 
 
 def build_response(response: OipResponse, request: OipRequest) -> tuple[int | None, list[Buffer]]:
