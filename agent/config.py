@@ -1,0 +1,124 @@
+"""The device daemon's configuration: one YAML file, checked in full before anything starts (DESIGN §7).
+
+Relative paths are relative to the file's folder. `ISTHMUS__SECTION__KEY=value` in the environment overrides one value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from split.profiles.address import HostPort
+from split.profiles.load import load_yaml
+
+_Bytes = Annotated[int, msgspec.Meta(ge=1)]
+_NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class Listen(_Section, frozen=True, kw_only=True):
+    http: HostPort | None = HostPort("127.0.0.1:8080")
+    """Open Inference Protocol over HTTP; loopback, since callers are not authenticated. Port 0: the system chooses."""
+    unix: Path | None = None
+    """The same on a UNIX socket; off by default, its folder decides who may call."""
+    grpc: HostPort | None = None
+    """The same over gRPC (extra `grpc`); off by default."""
+
+    def __post_init__(self) -> None:
+        if self.http is None and self.unix is None and self.grpc is None:
+            raise ValueError("at least one of http, unix and grpc must be set, or nobody can ask anything")
+
+
+class IdentityFiles(_Section, frozen=True, kw_only=True):
+    """PEM files; no defaults, since a guessed key is no identity."""
+
+    cert: Path
+    """This device's certificate."""
+    key: Path
+    """Its private key."""
+    ca: Path
+    """The authority that the companion's certificate must come from."""
+
+
+class Mqtt(_Section, frozen=True, kw_only=True):
+    host: str
+    """Broker's name or address."""
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 8883
+    """The registered port of MQTT over TLS."""
+    tls: bool = True
+    """Commands move work around: they are not taken over plain text unless asked for."""
+    root: str = "isthmus/v1"
+    """Topic prefix."""
+    device: str = ""
+    """Name in the topics; empty: the host's name."""
+
+
+class Limits(_Section, frozen=True, kw_only=True):
+    default_deadline_ms: Annotated[float, msgspec.Meta(gt=0, le=86_400_000)] = 30_000.0
+    """Milliseconds for a request that names no deadline and whose contract names none: longer than any model that is
+    worth serving on a device takes, short enough that a stuck caller is told so."""
+    inflight_bytes: _Bytes = 256 << 20
+    """Bytes of requests being answered (inputs, boundaries, payloads); more are refused as overload. 256 MiB: some four
+    hundred 224 × 224 pictures as tensors, a quarter of a 1 GB board."""
+
+
+class Link(_Section, frozen=True, kw_only=True):
+    probe_bytes_per_hour: Annotated[int, msgspec.Meta(ge=0)] = 2_000_000
+    """Bytes that probes of an idle link may cost; 2 MB an hour are 4.4 kbit/s. 0: only real traffic teaches."""
+    metered_bytes_per_month: _Bytes | None = None
+    """Bytes that may be sent in a calendar month; none stated: not metered."""
+    price_per_gb: _NotNegative = 0.0
+    """Money per 10⁹ bytes, in the unit the contract's `cost` weight is meant for; 0: nothing to save."""
+
+
+class Power(_Section, frozen=True, kw_only=True):
+    battery_ratio_min: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.15
+    """Below this charge (0…1) energy counts before latency; 0.15: where desktops start to save. No battery: unused."""
+
+
+class Emulation(_Section, frozen=True, kw_only=True):
+    slowdown: Annotated[float, msgspec.Meta(ge=1, le=1000)] = 1.0
+    """Every device stage is held (slowdown − 1) × its measured time, asleep, and replies say so. 1.0: no emulation."""
+
+
+class AgentConfig(_Section, frozen=True, kw_only=True):
+    models: Path
+    """Model repository: `<name>/<version>/model.onnx`."""
+    state_dir: Path
+    """What must survive a restart: profiles, learned costs."""
+    cache_dir: Path
+    """What can be made again: segments, optimised models."""
+    listen: Listen = Listen()
+    companions: tuple[HostPort, ...] = ()
+    """Tried in this order; empty: everything runs here."""
+    identity: IdentityFiles | None = None
+    """Required where companions are set."""
+    mqtt: Mqtt | None = None
+    """Off by default."""
+    limits: Limits = Limits()
+    budget_bytes: _Bytes = 1 << 30
+    """Bytes that opened segments may take in memory; beyond it the least used are closed. 1 GiB fits a 2 GB board."""
+    link: Link = Link()
+    power: Power = Power()
+    emulation: Emulation = Emulation()
+
+    def __post_init__(self) -> None:
+        if self.companions and self.identity is None:
+            raise ValueError("identity (cert, key, ca) is required where companions are set; see isthmus-cloud issue")
+        for companion in self.companions:
+            if companion.port == 0:
+                raise ValueError(f"companion {companion} has port 0; expected the port it listens on")
+
+
+def load_config(path: Path, env: Mapping[str, str]) -> AgentConfig:
+    """The configuration in `path` with the overrides in `env`.
+
+    ConfigError names the file and line (or the variable), the path of the key and what was expected.
+    """
+    return load_yaml(path, AgentConfig, env=env)

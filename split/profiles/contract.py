@@ -1,0 +1,289 @@
+"""A model's contract: what it promises and demands, as written in `contract.yaml` beside its versions (DESIGN §7).
+
+Facts only: nothing here decides. Every struct is checked when built, so that a bad contract cannot exist.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Protocol
+
+import msgspec
+
+from split.errors import ConfigError
+from split.profiles.image_spec import ImageSpec
+from split.profiles.load import load_yaml
+from split.tensor import NUMPY_DTYPES, TensorSpec
+
+CONTRACT_FILE: Final = "contract.yaml"
+
+Privacy = Literal["any", "no-raw-input", "local-only"]
+"""any: everything may leave · no-raw-input: no model input leaves, coded or not · local-only: nothing leaves."""
+
+Codec = Literal["raw", "fp16", "int8", "klt", "encoded"]
+"""Permissions, not offers: a codec that this program does not have is never chosen."""
+
+Measure = Literal["kl", "relative", "cosine", "top1"]
+
+PRIVACY_ORDER: Final[tuple[Privacy, ...]] = ("any", "no-raw-input", "local-only")
+"""From the loosest to the strictest."""
+
+_ACCELERATOR: Final = re.compile(r"[a-z][a-z0-9_-]*")
+_Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+_Positive = Annotated[float, msgspec.Meta(gt=0)]
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    def __post_init__(self) -> None:
+        """Refuse NaN and infinity, which pass every bound above (`.nan` and `.inf` are YAML)."""
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{name} must be a finite number, got {value}")
+
+
+class Resource(_Part, frozen=True, kw_only=True):
+    memory_bytes: _Count | None = None
+    """Bytes the opened model may take on the device; none stated: only the device's own budget counts."""
+    threads: _Count | Literal["auto"] = "auto"
+    """Intra-op threads; auto: what affinity and quota leave, as measured."""
+    accelerators: tuple[str, ...] = ("cpu",)
+    """Where it may run, first choice first: cpu, cuda, tensorrt, openvino, xnnpack …"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.accelerators or not all(_ACCELERATOR.fullmatch(name) for name in self.accelerators):
+            raise ValueError(f"accelerators must be one or more names as cpu, cuda, got {list(self.accelerators)}")
+
+
+class Weights(_Part, frozen=True, kw_only=True):
+    """What counts, relative to each other; only their ratio matters."""
+
+    latency: _NotNegative = 1.0
+    throughput: _NotNegative = 0.0
+    energy: _NotNegative = 0.0
+    cost: _NotNegative = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.latency + self.throughput + self.energy + self.cost <= 0:
+            raise ValueError("at least one weight must be above 0")
+
+    def normalised(self) -> Weights:
+        """The same ratios, summing up to 1."""
+        total = self.latency + self.throughput + self.energy + self.cost
+        return Weights(
+            latency=self.latency / total,
+            throughput=self.throughput / total,
+            energy=self.energy / total,
+            cost=self.cost / total,
+        )
+
+
+class Fallback(_Part, frozen=True, kw_only=True):
+    """What happens when the companion is late or gone."""
+
+    strategy: Literal["local", "none"] = "local"
+    """local: the device finishes from the boundary it has; none: a typed error."""
+    timeout_ms: _Positive | None = None
+    """Longest wait for the companion, inside the deadline; none stated: as long as the local finish still fits."""
+    agreement_min: _Ratio = 0.0
+    """Share of answers in which a stand-in model must agree with the whole before it may answer."""
+
+
+class Retry(_Part, frozen=True, kw_only=True):
+    attempts: Annotated[int, msgspec.Meta(ge=1, le=8)] = 1
+    """How often one request may go to a companion in all, while its deadline allows."""
+
+
+class Behaviour(_Part, frozen=True, kw_only=True):
+    latency_p99_ms: _Positive | None = None
+    """Deadline of a request that names none; none stated: the daemon's `limits.default_deadline_ms`."""
+    throughput_min_per_s: _NotNegative = 0.0
+    service_class: Literal["gold", "silver", "bronze"] = msgspec.field(name="class", default="silver")
+    """Who goes first when there is too much: gold, silver, bronze."""
+    weights: Weights = Weights()
+    fallback: Fallback = Fallback()
+    retry: Retry = Retry()
+
+
+class InputContract(_Part, frozen=True, kw_only=True):
+    name: str
+    dtype: str | None = None
+    """As the protocol writes it (FP32, INT64 …); none stated: the model's own."""
+    shape: tuple[Annotated[int, msgspec.Meta(ge=-1)], ...] | None = None
+    """-1 where any size goes; none stated: the model's own."""
+    privacy: Privacy = "any"
+    """Of this input; the strictest of the model's, the input's and the request's holds."""
+    encoded: ImageSpec | None = None
+    """How it is made from a picture that comes as BYTES of shape [1]; none stated: it comes as a tensor only."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dtype is not None and self.dtype not in NUMPY_DTYPES:
+            raise ValueError(f"dtype {self.dtype!r} is not supported; supported are {', '.join(NUMPY_DTYPES)}")
+        if self.shape is not None and 0 in self.shape:
+            raise ValueError(f"shape {list(self.shape)} holds a 0; expected sizes, or -1 where any size goes")
+        if self.encoded is None:
+            return
+        if self.dtype not in (None, "FP32"):
+            raise ValueError(f"an encoded input must be FP32, got {self.dtype}")
+        made = self.encoded.shape
+        if self.shape is not None and (
+            len(self.shape) != 4 or any(d not in (-1, m) for d, m in zip(self.shape, made, strict=True))
+        ):
+            raise ValueError(f"its encoded pictures become {list(made)}, which does not fit shape {list(self.shape)}")
+
+
+class OutputContract(_Part, frozen=True, kw_only=True):
+    name: str
+    labels: str | None = None
+    """File beside the contract with one label a line, in the order of the last axis."""
+
+
+class Fidelity(_Part, frozen=True, kw_only=True):
+    """How far a lossy plan's outputs may be from the unsplit model's (`split.codec.fidelity` defines the measures)."""
+
+    measure: Measure = "relative"
+    bound: _NotNegative = 0.0
+    """Largest value of the measure; the default allows nothing lossy."""
+
+
+class Data(_Part, frozen=True, kw_only=True):
+    inputs: tuple[InputContract, ...] = ()
+    outputs: tuple[OutputContract, ...] = ()
+    privacy: Privacy = "any"
+    depth_min_ratio: _Ratio = 0.0
+    """Share of the compute that must be done on the device before anything leaves."""
+    codecs: tuple[Codec, ...] = ("raw",)
+    fidelity: Fidelity = Fidelity()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.codecs:
+            raise ValueError("codecs must name at least one (raw); to keep everything here, set privacy: local-only")
+        for what, names in (
+            ("input", [tensor.name for tensor in self.inputs]),
+            ("output", [tensor.name for tensor in self.outputs]),
+            ("codec", [str(codec) for codec in self.codecs]),
+        ):
+            for name in names:
+                if names.count(name) > 1:
+                    raise ValueError(f"{what} {name!r} is listed twice")
+
+
+class Contract(_Part, frozen=True, kw_only=True):
+    model: str = ""
+    """Name in the repository; empty: that of the folder it lies in."""
+    resource: Resource = Resource()
+    behaviour: Behaviour = Behaviour()
+    data: Data = Data()
+
+    def input(self, name: str) -> InputContract | None:
+        """What is said of this input; None when nothing is."""
+        return next((tensor for tensor in self.data.inputs if tensor.name == name), None)
+
+    def encoded(self) -> dict[str, ImageSpec]:
+        """Input name → how it is made from a picture, for the inputs that come so."""
+        return {tensor.name: tensor.encoded for tensor in self.data.inputs if tensor.encoded is not None}
+
+    def strictest_privacy(self) -> Privacy:
+        """Over the model and all its inputs."""
+        return strictest(self.data.privacy, *(tensor.privacy for tensor in self.data.inputs))
+
+
+class Signature(Protocol):
+    """What a contract is held against: a model card is one."""
+
+    @property
+    def inputs(self) -> Sequence[TensorSpec]: ...
+
+    @property
+    def outputs(self) -> Sequence[TensorSpec]: ...
+
+
+def strictest(*words: Privacy) -> Privacy:
+    """The strictest of these privacy words."""
+    return max(words, key=PRIVACY_ORDER.index)
+
+
+def load_contract(path: Path) -> Contract:
+    """The contract in the YAML file `path`; ConfigError names file, line, path and what was expected."""
+    return load_yaml(path, Contract)
+
+
+def default_contract(card: Signature) -> Contract:
+    """For a model that has none: its own inputs and outputs, privacy any, codec raw, latency alone counts."""
+    return Contract(
+        data=Data(
+            inputs=tuple(
+                InputContract(
+                    name=spec.name,
+                    dtype=spec.dtype,
+                    shape=tuple(d if isinstance(d, int) and d > 0 else -1 for d in spec.shape),
+                )
+                for spec in card.inputs
+            ),
+            outputs=tuple(OutputContract(name=spec.name) for spec in card.outputs),
+        )
+    )
+
+
+def check_contract(contract: Contract, card: Signature, *, path: Path) -> None:
+    """ConfigError, naming `path`, when the contract speaks of tensors that the model does not have or has otherwise."""
+    inputs = {spec.name: spec for spec in card.inputs}
+    outputs = [spec.name for spec in card.outputs]
+    for tensor in contract.data.inputs:
+        spec = inputs.get(tensor.name)
+        if spec is None:
+            raise ConfigError(f"{path}: the model has no input {tensor.name!r}; it has {', '.join(inputs)}")
+        if tensor.dtype not in (None, spec.dtype):
+            raise ConfigError(
+                f"{path}: input {tensor.name!r} is {spec.dtype} in the model, the contract says {tensor.dtype}"
+            )
+        if tensor.encoded is not None and spec.dtype != "FP32":
+            raise ConfigError(
+                f"{path}: input {tensor.name!r} is {spec.dtype} in the model; encoded pictures become FP32"
+            )
+        said = [] if tensor.shape is None else [tensor.shape]
+        if tensor.encoded is not None:
+            said.append(tensor.encoded.shape)
+        for shape in said:
+            known = [d if isinstance(d, int) and d > 0 else -1 for d in spec.shape]
+            fits = len(shape) == len(known) and all(
+                -1 in (want, own) or want == own for want, own in zip(shape, known, strict=True)
+            )
+            if not fits:
+                raise ConfigError(
+                    f"{path}: input {tensor.name!r} has shape {known} in the model, the contract says {list(shape)}"
+                )
+    for output in contract.data.outputs:
+        if output.name not in outputs:
+            raise ConfigError(f"{path}: the model has no output {output.name!r}; it has {', '.join(outputs)}")
+
+
+def contract_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of `contract.yaml`."""
+    return msgspec.json.schema(Contract)
+
+
+def load_labels(contract: Contract, folder: Path) -> dict[str, tuple[str, ...]]:
+    """Output name → its labels, for the outputs that name a file in `folder` (one label a line, UTF-8).
+
+    ConfigError when a file cannot be read or is not text.
+    """
+    labels: dict[str, tuple[str, ...]] = {}
+    for output in contract.data.outputs:
+        if output.labels is None:
+            continue
+        path = folder / output.labels
+        try:
+            labels[output.name] = tuple(path.read_text("utf-8").splitlines())
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: the labels of output {output.name!r} cannot be read ({error})") from error
+    return labels
