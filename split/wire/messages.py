@@ -1,4 +1,4 @@
-"""The messages of wire protocol v1 as frozen structs; their bytes are made in `frames.py`. No numpy, no sockets, no clock.
+"""The messages of wire protocol v1 as frozen structs; `frames.py` makes their bytes. No numpy, no sockets, no clock.
 
 A message is metadata (MessagePack of one of these structs, tagged by `t`) and, for `Infer`, `Reply` and `ModelChunk`,
 a payload of opaque bytes. Unknown metadata fields are ignored (a later v1.x may add some); unknown tags are refused.
@@ -28,7 +28,7 @@ class _Meta(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", omit_defau
     pass
 
 
-class Hello(_Meta, tag="hello"):
+class Hello(_Meta, tag="hello", frozen=True, kw_only=True):
     """First message of each side, both ways at once."""
 
     major: int
@@ -46,8 +46,8 @@ class Hello(_Meta, tag="hello"):
     """Digest of a built-in test picture decoded here; where both differ, encoded inputs do not travel."""
 
 
-class ModelOffer(_Meta, tag="model-offer"):
-    """Device → companion: this model will be used. Answered by `ModelNeed` (nothing missing = empty), later `ModelReady`."""
+class ModelOffer(_Meta, tag="model-offer", frozen=True, kw_only=True):
+    """Device → companion: this model will be used. Answered by `ModelNeed` (empty: all is held), then `ModelReady`."""
 
     digest: str
     files: tuple[tuple[str, int, str], ...]
@@ -58,13 +58,13 @@ class ModelOffer(_Meta, tag="model-offer"):
     """Golden inputs in codec payload format; empty: the built-in ones (same seed on both sides)."""
 
 
-class ModelNeed(_Meta, tag="model-need"):
+class ModelNeed(_Meta, tag="model-need", frozen=True, kw_only=True):
     digest: str
     missing: tuple[tuple[str, int], ...]
     """(file, offset): send from there on; empty when all is held."""
 
 
-class ModelChunk(_Meta, tag="model-chunk"):
+class ModelChunk(_Meta, tag="model-chunk", frozen=True, kw_only=True):
     """Payload: bytes of `file` from `offset`."""
 
     digest: str
@@ -73,8 +73,8 @@ class ModelChunk(_Meta, tag="model-chunk"):
     last: bool = False
 
 
-class ModelReady(_Meta, tag="model-ready"):
-    """Companion → device: the whole runs here; payload-free, `golden` in codec payload format for the comparison (I10)."""
+class ModelReady(_Meta, tag="model-ready", frozen=True, kw_only=True):
+    """Companion → device: the whole runs here; `golden` in codec payload format is for the comparison (I10)."""
 
     digest: str
     golden: bytes
@@ -83,7 +83,7 @@ class ModelReady(_Meta, tag="model-ready"):
     image_ms: float = 0.0
 
 
-class SegmentOpen(_Meta, tag="segment-open"):
+class SegmentOpen(_Meta, tag="segment-open", frozen=True, kw_only=True):
     """Device → companion: this cut's tail will be used. Answered by `SegmentReady` or `Refused`."""
 
     digest: str
@@ -92,7 +92,7 @@ class SegmentOpen(_Meta, tag="segment-open"):
     """As in the model card; the companion checks that its hash is `cut`."""
 
 
-class SegmentReady(_Meta, tag="segment-ready"):
+class SegmentReady(_Meta, tag="segment-ready", frozen=True, kw_only=True):
     digest: str
     cut: str
     golden: bytes
@@ -100,7 +100,7 @@ class SegmentReady(_Meta, tag="segment-ready"):
     tail_ms: float
 
 
-class Infer(_Meta, tag="infer"):
+class Infer(_Meta, tag="infer", frozen=True, kw_only=True):
     """Device → companion; payload: the boundary (or the inputs) in the codec's format."""
 
     request_id: str
@@ -118,7 +118,7 @@ class Infer(_Meta, tag="infer"):
     output_codec: str = "raw"
 
 
-class Reply(_Meta, tag="reply"):
+class Reply(_Meta, tag="reply", frozen=True, kw_only=True):
     """Companion → device; payload: the outputs in `output_codec`'s format."""
 
     request_id: str
@@ -133,7 +133,7 @@ class Reply(_Meta, tag="reply"):
     """From the Infer's last byte received to the Reply handed to the connection: all of the companion's time."""
 
 
-class Refused(_Meta, tag="refused"):
+class Refused(_Meta, tag="refused", frozen=True, kw_only=True):
     """An error about one request, model or segment; the connection lives on."""
 
     code: str
@@ -144,24 +144,24 @@ class Refused(_Meta, tag="refused"):
     cut: str = ""
 
 
-class Cancel(_Meta, tag="cancel"):
+class Cancel(_Meta, tag="cancel", frozen=True, kw_only=True):
     """Device → companion: nobody waits for this request any more. Never answered."""
 
     request_id: str
     attempt: int
 
 
-class Ping(_Meta, tag="ping"):
+class Ping(_Meta, tag="ping", frozen=True, kw_only=True):
     nonce: int
     padding: bytes = b""
     """A probe may carry weight, to measure the rate."""
 
 
-class Pong(_Meta, tag="pong"):
+class Pong(_Meta, tag="pong", frozen=True, kw_only=True):
     nonce: int
 
 
-class Goodbye(_Meta, tag="goodbye"):
+class Goodbye(_Meta, tag="goodbye", frozen=True, kw_only=True):
     """This side will close when its replies are out; send nothing new here."""
 
     reason: str

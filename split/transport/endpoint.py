@@ -1,0 +1,178 @@
+"""What every transport's channel does alike: queue what came, wake who waits, keep the reason why it ended.
+
+Not a transport: the subclass moves bytes (`_pump`, `_unwritten_bytes`, `_hold_reading`, `_end`) and feeds messages in.
+Invariant: a channel dies once; what was received before is still handed out, then every call raises the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from split.errors import CompanionRefused, ConnectionLost, RemoteProtocolError
+from split.transport.channel import Buffer, Incoming, PeerIdentity
+from split.wire.connection import Received, WireConnection
+from split.wire.limits import CLOSE_FLUSH_S, MESSAGE_OVERHEAD_BYTES
+from split.wire.messages import Hello, Message, Priority
+
+
+class Endpoint(ABC):
+    """One end of a channel over a `WireConnection`; implements `Channel`."""
+
+    def __init__(self, connection: WireConnection, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._peer: PeerIdentity | None = None
+        self._unread: deque[Incoming] = deque()
+        self._unread_bytes = 0
+        self._holding = False
+        self._reader: asyncio.Future[None] | None = None
+        self._drainers: list[tuple[int, asyncio.Future[None]]] = []
+        self._closed_because: str | None = None
+        self._cause: BaseException | None = None
+
+    # ---- what the subclass does
+
+    @abstractmethod
+    def _pump(self) -> None:
+        """Move frames out while the link takes them."""
+
+    @abstractmethod
+    def _unwritten_bytes(self) -> int:
+        """Bytes taken from the connection and not yet handed to the operating system."""
+
+    @abstractmethod
+    def _hold_reading(self, hold: bool) -> None:
+        """Stop or resume taking bytes from the peer."""
+
+    @abstractmethod
+    async def _end(self) -> None:
+        """Let go of the link; what was written leaves first, in bounded time."""
+
+    # ---- Channel
+
+    @property
+    def peer(self) -> PeerIdentity:
+        assert self._peer is not None, "a channel is handed out once its peer is known"
+        return self._peer
+
+    @property
+    def peer_hello(self) -> Hello:
+        hello = self._connection.peer_hello
+        assert hello is not None, "a channel is handed out once the Hellos are exchanged"
+        return hello
+
+    @property
+    def closed_because(self) -> str | None:
+        return self._closed_because
+
+    @property
+    def queued_bytes(self) -> int:
+        return self._connection.queued_bytes + self._unwritten_bytes()
+
+    def send(self, message: Message, payload: Sequence[Buffer] = (), *, priority: Priority = Priority.NORMAL) -> None:
+        """See `Channel.send`."""
+        self._refuse_when_closed()
+        self._connection.send(message, payload, priority)
+        self._pump()
+
+    def forget(self, request_id: str, attempt: int) -> None:
+        """See `Channel.forget`."""
+        self._connection.forget(request_id, attempt)
+        if self._closed_because is None:
+            self._pump()
+        self._moved()
+
+    async def drain(self, below_bytes: int) -> None:
+        """See `Channel.drain`; `below_bytes` of at least 1."""
+        assert below_bytes > 0, below_bytes
+        while self.queued_bytes >= below_bytes:
+            self._refuse_when_closed()
+            waiter = asyncio.get_running_loop().create_future()
+            entry = (below_bytes, waiter)
+            self._drainers.append(entry)
+            try:
+                await waiter
+            finally:
+                self._drainers.remove(entry)
+        self._refuse_when_closed()
+
+    async def receive(self) -> Incoming:
+        """See `Channel.receive`; cancelling it loses no message."""
+        assert self._reader is None, "a channel is owned by one task for receiving"
+        while not self._unread:
+            self._refuse_when_closed()
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        incoming = self._unread.popleft()
+        self._unread_bytes -= incoming.payload.nbytes + MESSAGE_OVERHEAD_BYTES
+        if self._holding and self._unread_bytes <= self._connection.limits.unread_bytes // 2:
+            self._holding = False
+            self._hold_reading(False)
+        return incoming
+
+    async def close(self, reason: str) -> None:
+        """See `Channel.close`."""
+        if self._closed_because is None:
+            try:
+                async with asyncio.timeout(CLOSE_FLUSH_S):
+                    await self.drain(1)
+            except (TimeoutError, ConnectionLost):
+                pass
+        self._lost(reason)
+        await self._end()
+
+    # ---- for the subclass
+
+    def _deliver(self, messages: Sequence[Received]) -> None:
+        """Hand messages to whoever receives."""
+        if not messages:
+            return
+        now_s = self._clock()
+        for received in messages:
+            self._unread.append(Incoming(message=received.message, payload=received.payload, received_at_s=now_s))
+            self._unread_bytes += received.payload.nbytes + MESSAGE_OVERHEAD_BYTES
+        if not self._holding and self._unread_bytes > self._connection.limits.unread_bytes:
+            self._holding = True
+            self._hold_reading(True)
+        self._wake_reader()
+
+    def _moved(self) -> None:
+        """Bytes have left: wake who waits for it."""
+        if self._drainers:
+            queued = self.queued_bytes
+            for below_bytes, waiter in self._drainers:
+                if queued < below_bytes and not waiter.done():
+                    waiter.set_result(None)
+
+    def _lost(self, reason: str, cause: BaseException | None = None) -> None:
+        """The channel is over; the first reason stays."""
+        if self._closed_because is not None:
+            return
+        self._closed_because = reason
+        self._cause = cause
+        self._wake_reader()
+        for _, waiter in self._drainers:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _failed(self, failure: RemoteProtocolError | CompanionRefused) -> None:
+        """The wire connection cannot go on: because of what the peer sent, or because the peer says so."""
+        if isinstance(failure, CompanionRefused):
+            self._lost(f"the peer refused the connection: {failure} ({failure.code})", failure)
+        else:
+            self._lost(f"the peer broke the protocol: {failure}", failure)
+
+    def _wake_reader(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def _refuse_when_closed(self) -> None:
+        if self._closed_because is not None:
+            raise ConnectionLost(self._closed_because) from self._cause

@@ -1,0 +1,438 @@
+"""One side of a connection as a state machine over bytes: messages in, frames out, and back. No socket, clock or task.
+
+Invariants: the first message each way is a Hello; nothing is allocated before its length was checked; at most one
+message per priority is under way in each direction; after an error the connection takes nothing any more.
+The transport asks `get_buffer` where to put bytes and says how many came (`buffer_updated`), or hands over bytes it
+already has (`receive`); it takes frames to write from `next_frame`, one at a time, so that priority decides late.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from split.errors import CompanionRefused, ConnectionLost, LocalProtocolError, Overloaded, RemoteProtocolError, TooLarge
+from split.wire.frames import (
+    SKIPPABLE_FROM,
+    Buffer,
+    FrameHeader,
+    FrameKind,
+    cut_into_frames,
+    decode_header,
+    decode_metadata,
+    encode_metadata,
+    may_have_payload,
+)
+from split.wire.limits import (
+    CONTROL_RESERVE_BYTES,
+    DEFAULT_LIMITS,
+    FRAME_HEADER_BYTES,
+    KIB,
+    MAX_HELLO_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_METADATA_BYTES,
+    MAX_WAITING_PONGS,
+    MESSAGE_OVERHEAD_BYTES,
+    Limits,
+)
+from split.wire.messages import PROTOCOL_MAJOR, Hello, Infer, Message, Ping, Pong, Priority, Refused, Reply
+
+_SCRATCH_BYTES: Final = 64 * KIB
+_DIRECT_FROM_BYTES: Final = 4 * KIB
+"""A shorter rest of a body is read through the scratch buffer, with whatever comes behind it."""
+_NOTHING: Final = memoryview(b"")
+
+
+class VersionMismatch(RemoteProtocolError):
+    """The peer's major version is another one; an update mends it, trying again does not."""
+
+
+class _Version(msgspec.Struct, tag="hello", tag_field="t"):
+    """The one field of a Hello that every major version keeps, so that a stranger can be told why."""
+
+    major: int
+
+
+_version_decoder: Final = msgspec.msgpack.Decoder(_Version)
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One whole message; the payload is a buffer of its own and the receiver's to keep."""
+
+    message: Message
+    payload: memoryview
+
+
+class _Outgoing:
+    """A message that is not yet out; `frames` is set when its first frame was made."""
+
+    __slots__ = ("frames", "left", "message", "metadata", "number", "payload", "priority")
+
+    def __init__(self, message: Message, metadata: bytes, payload: Sequence[Buffer], priority: Priority) -> None:
+        self.message = message
+        self.metadata = metadata
+        self.payload = payload
+        self.priority = priority
+        self.left = len(metadata) + sum(memoryview(part).nbytes for part in payload)
+        self.number = 0
+        self.frames: Iterator[bytes] | None = None
+
+
+class _Arriving:
+    """A message under way to this side: metadata first, then the payload, each in a buffer of its exact size.
+
+    Both buffers have room for one more frame header behind their end: a read may then take the rest of a body and the
+    next header in one go, and the header is overwritten by the bytes that belong there.
+    """
+
+    __slots__ = ("filled", "metadata", "metadata_bytes", "number", "payload", "payload_bytes", "priority")
+
+    def __init__(self, header: FrameHeader) -> None:
+        self.number = header.number
+        self.priority = header.priority
+        self.metadata_bytes = header.metadata_bytes
+        self.payload_bytes = header.payload_bytes
+        self.metadata = memoryview(bytearray(header.metadata_bytes + FRAME_HEADER_BYTES))
+        self.payload = (
+            memoryview(bytearray(header.payload_bytes + FRAME_HEADER_BYTES)) if header.payload_bytes else _NOTHING
+        )
+        self.filled = 0
+
+    @property
+    def missing(self) -> int:
+        return self.metadata_bytes + self.payload_bytes - self.filled
+
+    def place(self, body_left: int) -> tuple[memoryview, int]:
+        """Where the next bytes go (with room for a header behind), and how many of them are body."""
+        if self.filled < self.metadata_bytes:
+            take = min(body_left, self.metadata_bytes - self.filled)
+            return self.metadata[self.filled : self.filled + take + FRAME_HEADER_BYTES], take
+        start = self.filled - self.metadata_bytes
+        take = min(body_left, self.payload_bytes - start)
+        return self.payload[start : start + take + FRAME_HEADER_BYTES], take
+
+
+class WireConnection:
+    """Sans-IO state of one connection; `hello` is sent first, the peer's is awaited."""
+
+    def __init__(self, hello: Hello, *, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.limits = limits
+        self.peer_hello: Hello | None = None
+        """Set when the peer's Hello was received."""
+        self.failure: RemoteProtocolError | CompanionRefused | None = None
+        """What the peer did wrong, or its reason for refusing us; the connection is to be closed once set."""
+        self._closed_because: str | None = None
+        # out
+        self._queues: dict[Priority, deque[_Outgoing]] = {priority: deque() for priority in Priority}
+        self._resets: deque[bytes] = deque()
+        self._queued_bytes = 0
+        self._counted_bytes = 0
+        self._waiting_pongs = 0
+        self._next_number = 1
+        # in
+        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        self._header = memoryview(bytearray(FRAME_HEADER_BYTES))
+        self._header_filled = 0
+        self._arriving: dict[int, _Arriving | None] = dict.fromkeys(Priority)
+        self._highest_number = 0
+        self._current: _Arriving | None = None
+        self._body_left = 0
+        self._direct_body = 0
+        self._enqueue(hello, (), Priority.CONTROL)
+
+    # ---- out
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of messages accepted and not yet taken as frames."""
+        return self._queued_bytes
+
+    def send(self, message: Message, payload: Sequence[Buffer] = (), priority: Priority = Priority.NORMAL) -> None:
+        """Queue a message; the payload is not copied and must not change until its frames were taken.
+
+        Raises ConnectionLost after an error, Overloaded when the queue's bound in bytes is reached, TooLarge when the
+        message is over the bound for metadata or over what the peer's Hello allows, LocalProtocolError for a second
+        Hello, a payload where the message has none, or anything before the peer's Hello came.
+        """
+        if self._closed_because is not None:
+            raise ConnectionLost(self._closed_because)
+        if self.peer_hello is None and not isinstance(message, Refused):
+            raise LocalProtocolError(f"{type(message).__name__} may be sent once the peer's Hello was received")
+        if isinstance(message, Hello):
+            raise LocalProtocolError("a connection sends one Hello, its first message")
+        if payload and not may_have_payload(message):
+            raise LocalProtocolError(f"{type(message).__name__} carries no payload")
+        self._enqueue(message, payload, priority)
+
+    def _enqueue(self, message: Message, payload: Sequence[Buffer], priority: Priority) -> None:
+        metadata = encode_metadata(message)
+        outgoing = _Outgoing(message, metadata, payload, priority)
+        name = type(message).__name__
+        bound = MAX_HELLO_BYTES if isinstance(message, Hello) else MAX_METADATA_BYTES
+        if len(metadata) > bound:
+            raise TooLarge(f"the metadata of {name} may have {bound} bytes, these are {len(metadata)}")
+        if self.peer_hello is not None and outgoing.left > self.peer_hello.max_message_bytes:
+            raise TooLarge(
+                f"{name} has {outgoing.left} bytes, the peer takes at most {self.peer_hello.max_message_bytes}"
+            )
+        counted = self._counted_bytes + outgoing.left + MESSAGE_OVERHEAD_BYTES
+        room = self.limits.queue_bytes + (CONTROL_RESERVE_BYTES if priority is Priority.CONTROL else 0)
+        if counted > room and self._counted_bytes > 0:
+            raise Overloaded(
+                f"{name} of {outgoing.left} bytes does not fit: {self._queued_bytes} bytes wait for the link already, "
+                f"the bound is {self.limits.queue_bytes}"
+            )
+        self._queued_bytes += outgoing.left
+        self._counted_bytes = counted
+        self._queues[priority].append(outgoing)
+
+    def forget(self, request_id: str, attempt: int) -> None:
+        """Drop what is unsent of this request's Infer or Reply; the peer is told when part of it is already out."""
+        for queue in self._queues.values():
+            for outgoing in [entry for entry in queue if _is_of(entry.message, request_id, attempt)]:
+                self._drop(outgoing)
+                if outgoing.frames is not None:
+                    reset = FrameHeader(FrameKind.RESET, outgoing.priority, outgoing.number, 0, 0, 0)
+                    self._resets.append(reset.encode())
+
+    def next_frame(self) -> bytes | None:
+        """The best frame now (a reset, else lowest priority number, else first come); None when nothing waits."""
+        if self._resets:
+            return self._resets.popleft()
+        for queue in self._queues.values():
+            if queue:
+                return self._frame_of(queue)
+        return None
+
+    def data_to_send(self, max_bytes: int) -> list[bytes]:
+        """Frames worth about `max_bytes`: as many as fit, and at least one when anything waits."""
+        frames: list[bytes] = []
+        room = max_bytes
+        while room > 0 and (frame := self.next_frame()) is not None:
+            frames.append(frame)
+            room -= len(frame)
+        return frames
+
+    def _frame_of(self, queue: deque[_Outgoing]) -> bytes:
+        outgoing = queue[0]
+        if outgoing.frames is None:
+            outgoing.number = self._next_number
+            self._next_number += 1
+            outgoing.frames = cut_into_frames(
+                outgoing.metadata,
+                outgoing.payload,
+                priority=outgoing.priority,
+                number=outgoing.number,
+                frame_bytes=self.limits.frame_bytes,
+            )
+        frame = next(outgoing.frames)
+        body_bytes = len(frame) - FRAME_HEADER_BYTES
+        outgoing.left -= body_bytes
+        self._queued_bytes -= body_bytes
+        self._counted_bytes -= body_bytes
+        if outgoing.left == 0:
+            queue.popleft()
+            self._counted_bytes -= MESSAGE_OVERHEAD_BYTES
+            if isinstance(outgoing.message, Pong):
+                self._waiting_pongs -= 1
+        return frame
+
+    def refuse(self, code: str, message: str) -> None:
+        """Queue this side's last message, the reason for closing, in place of all that has not begun."""
+        for priority, queue in self._queues.items():
+            for outgoing in list(queue):
+                begun = outgoing.frames is not None or isinstance(outgoing.message, Hello)
+                if priority is not Priority.CONTROL or not begun:
+                    self._drop(outgoing)
+        self._enqueue(Refused(code=code, message=message), (), Priority.CONTROL)
+        self._closed_because = message
+
+    def _drop(self, outgoing: _Outgoing) -> None:
+        self._queues[outgoing.priority].remove(outgoing)
+        self._queued_bytes -= outgoing.left
+        self._counted_bytes -= outgoing.left + MESSAGE_OVERHEAD_BYTES
+
+    # ---- in
+
+    def get_buffer(self) -> memoryview:
+        """Where the transport should put the next bytes: mostly the very place in the message they belong to."""
+        if self._current is not None and self._header_filled == 0 and self._body_left >= _DIRECT_FROM_BYTES:
+            place, self._direct_body = self._current.place(self._body_left)
+            return place
+        self._direct_body = 0
+        return self._scratch
+
+    def buffer_updated(self, count: int) -> list[Received]:
+        """`count` bytes were put where `get_buffer` said; returns as `receive` does."""
+        if not self._direct_body:
+            return self.receive(self._scratch[:count])
+        current = self._current
+        assert current is not None
+        place, _ = current.place(self._body_left)
+        body_bytes = min(count, self._direct_body)
+        behind = bytes(place[body_bytes:count])
+        self._direct_body = 0
+        received: list[Received] = []
+        try:
+            self._advance(current, body_bytes, received)
+        except (RemoteProtocolError, CompanionRefused) as error:
+            self._fail(error)
+        return received + self.receive(behind)
+
+    def receive(self, data: Buffer) -> list[Received]:
+        """Take bytes of any length; returns the messages that are whole now.
+
+        Never raises: what came before an error is returned, and `failure` says what was wrong. Bytes after it are
+        ignored.
+        """
+        received: list[Received] = []
+        view = memoryview(data)
+        try:
+            while view.nbytes and self._closed_because is None:
+                view = view[self._take(view, received) :]
+        except (RemoteProtocolError, CompanionRefused) as error:
+            self._fail(error)
+        return received
+
+    def _take(self, view: memoryview, received: list[Received]) -> int:
+        """Use up some bytes from the front of `view`; how many."""
+        if self._body_left == 0:
+            take = min(view.nbytes, FRAME_HEADER_BYTES - self._header_filled)
+            self._header[self._header_filled : self._header_filled + take] = view[:take]
+            self._header_filled += take
+            if self._header_filled == FRAME_HEADER_BYTES:
+                self._header_filled = 0
+                self._open(decode_header(self._header))
+            return take
+        if self._current is None:
+            take = min(view.nbytes, self._body_left)
+            self._body_left -= take
+            return take
+        place, room = self._current.place(self._body_left)
+        take = min(view.nbytes, room)
+        place[:take] = view[:take]
+        self._advance(self._current, take, received)
+        return take
+
+    def _open(self, header: FrameHeader) -> None:
+        """Act on a header: check it against what is under way, and make room for a new message."""
+        self._body_left = header.body_bytes
+        self._current = None
+        if header.kind >= SKIPPABLE_FROM:
+            return
+        if header.kind == FrameKind.BEGIN:
+            self._current = self._begin(header)
+        else:
+            arriving = self._arriving[header.priority]
+            if arriving is None or arriving.number != header.number:
+                raise RemoteProtocolError(
+                    f"a frame of kind {header.kind} names message {header.number} of priority {header.priority}, "
+                    "which is not under way"
+                )
+            if header.kind == FrameKind.RESET:
+                self._arriving[header.priority] = None
+                return
+            self._current = arriving
+        if not 0 < header.body_bytes <= self._current.missing:
+            raise RemoteProtocolError(
+                f"message {header.number} lacks {self._current.missing} bytes, a frame brings {header.body_bytes}"
+            )
+
+    def _begin(self, header: FrameHeader) -> _Arriving:
+        under_way = self._arriving[header.priority]
+        if under_way is not None:
+            raise RemoteProtocolError(
+                f"message {header.number} begins while {under_way.number} of the same priority is under way"
+            )
+        if header.number <= self._highest_number:
+            raise RemoteProtocolError(f"message numbers must rise, {header.number} came after {self._highest_number}")
+        if self.peer_hello is None and (header.metadata_bytes > MAX_HELLO_BYTES or header.payload_bytes):
+            raise RemoteProtocolError(
+                f"a Hello has at most {MAX_HELLO_BYTES} bytes and no payload, the first message says "
+                f"{header.metadata_bytes} and {header.payload_bytes}"
+            )
+        size = header.metadata_bytes + header.payload_bytes
+        if size > self.limits.max_message_bytes:
+            raise RemoteProtocolError(
+                f"messages may have {self.limits.max_message_bytes} bytes as the Hello says, one of {size} begins"
+            )
+        self._highest_number = header.number
+        arriving = self._arriving[header.priority] = _Arriving(header)
+        return arriving
+
+    def _advance(self, arriving: _Arriving, count: int, received: list[Received]) -> None:
+        """`count` bytes of a body are in their place."""
+        arriving.filled += count
+        self._body_left -= count
+        if arriving.missing:
+            return
+        self._arriving[arriving.priority] = None
+        self._current = None
+        message = self._understand(arriving)
+        if isinstance(message, Ping):
+            self._answer(message)
+        elif not isinstance(message, Hello):
+            received.append(Received(message, arriving.payload[: arriving.payload_bytes]))
+
+    def _understand(self, arriving: _Arriving) -> Message:
+        metadata = arriving.metadata[: arriving.metadata_bytes]
+        if self.peer_hello is None:
+            return self._greet(metadata)
+        message = decode_metadata(metadata)
+        if isinstance(message, Hello):
+            raise RemoteProtocolError("a second Hello came; a connection has one each way, first of all")
+        if arriving.payload_bytes and not may_have_payload(message):
+            raise RemoteProtocolError(
+                f"{type(message).__name__} carries no payload, this one has {arriving.payload_bytes} bytes"
+            )
+        if isinstance(message, Refused) and not (message.request_id or message.digest):
+            raise CompanionRefused(message.code, message.message)
+        return message
+
+    def _greet(self, metadata: memoryview) -> Message:
+        """The first message: a Hello of our major version, or the peer's reason not to talk to us."""
+        try:
+            version = _version_decoder.decode(metadata)
+        except msgspec.MsgspecError:
+            version = None
+        if version is not None and version.major != PROTOCOL_MAJOR:
+            raise VersionMismatch(
+                f"the peer speaks wire protocol {version.major}, this side speaks {PROTOCOL_MAJOR}: "
+                "update the older of the two"
+            )
+        message = decode_metadata(metadata)
+        if isinstance(message, Refused):
+            raise CompanionRefused(message.code, message.message)
+        if not isinstance(message, Hello):
+            raise RemoteProtocolError(f"the first message must be a Hello, got {type(message).__name__}")
+        if not MAX_HELLO_BYTES <= message.max_message_bytes <= MAX_MESSAGE_BYTES:
+            raise RemoteProtocolError(
+                f"a Hello's max_message_bytes must be {MAX_HELLO_BYTES} to {MAX_MESSAGE_BYTES}, "
+                f"got {message.max_message_bytes}"
+            )
+        self.peer_hello = message
+        return message
+
+    def _answer(self, ping: Ping) -> None:
+        if self._waiting_pongs == MAX_WAITING_PONGS:
+            raise RemoteProtocolError(f"{MAX_WAITING_PONGS} answers to pings wait already and the peer reads none")
+        self._waiting_pongs += 1
+        self._enqueue(Pong(nonce=ping.nonce), (), Priority.CONTROL)
+
+    def _fail(self, error: RemoteProtocolError | CompanionRefused) -> None:
+        self.failure = error
+        self._arriving = dict.fromkeys(Priority)
+        self._current = None
+        if isinstance(error, CompanionRefused):
+            self._closed_because = f"the peer refused the connection: {error} ({error.code})"
+        else:
+            self.refuse("VERSION_MISMATCH" if isinstance(error, VersionMismatch) else "PROTOCOL_ERROR", str(error))
+
+
+def _is_of(message: Message, request_id: str, attempt: int) -> bool:
+    return isinstance(message, Infer | Reply) and message.request_id == request_id and message.attempt == attempt

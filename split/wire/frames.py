@@ -1,0 +1,139 @@
+"""The bytes of frames: a fixed header of 20 bytes and a body. Stateless; `connection.py` gives them meaning.
+
+A message is its metadata (MessagePack) followed by its payload, cut into frames: one BEGIN, then as many CONTINUE as
+its declared size needs. A message ends where its declared bytes end, so there is no flag for the last frame to
+contradict them. Layout and rules: PROTOCOL.md §2.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+import msgspec
+
+from split.errors import RemoteProtocolError
+from split.wire.limits import FRAME_HEADER_BYTES, MAX_FRAME_BYTES, MAX_METADATA_BYTES
+from split.wire.messages import PAYLOAD_MESSAGES, Message, Priority
+
+Buffer = bytes | bytearray | memoryview
+
+_HEADER: Final = struct.Struct("<BBHIIII")
+assert _HEADER.size == FRAME_HEADER_BYTES
+
+
+class FrameKind(IntEnum):
+    """Kinds below 128 must be understood; an unknown kind from 128 on is skipped with its body (room for v1.x)."""
+
+    BEGIN = 1
+    CONTINUE = 2
+    RESET = 3
+    CREDIT = 128
+    """Reserved for byte credits of a later v1.x, skipped today (PROTOCOL.md §7)."""
+
+
+SKIPPABLE_FROM: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class FrameHeader:
+    """What stands before every body; positional, since one is made per frame."""
+
+    kind: int
+    priority: int
+    number: int
+    """The sender's number of the message, rising with every BEGIN."""
+    body_bytes: int
+    metadata_bytes: int
+    """Of the whole message; BEGIN only, 0 elsewhere."""
+    payload_bytes: int
+    """Of the whole message; BEGIN only, 0 elsewhere."""
+
+    def encode(self) -> bytes:
+        return _HEADER.pack(
+            self.kind, self.priority, 0, self.number, self.body_bytes, self.metadata_bytes, self.payload_bytes
+        )
+
+
+def decode_header(data: Buffer) -> FrameHeader:
+    """The header in 20 bytes, its own fields checked; RemoteProtocolError where one cannot be."""
+    kind, priority, reserved, number, body_bytes, metadata_bytes, payload_bytes = _HEADER.unpack(data)
+    if kind == 0 or (kind < SKIPPABLE_FROM and kind > FrameKind.RESET):
+        raise RemoteProtocolError(f"frame kind must be 1 to 3 or at least {SKIPPABLE_FROM}, got {kind}")
+    if body_bytes > MAX_FRAME_BYTES - FRAME_HEADER_BYTES:
+        raise RemoteProtocolError(
+            f"a frame's body may have {MAX_FRAME_BYTES - FRAME_HEADER_BYTES} bytes, the header says {body_bytes}"
+        )
+    if kind < SKIPPABLE_FROM:
+        if reserved:
+            raise RemoteProtocolError(f"the reserved bytes of a frame header must be 0, got {reserved:#06x}")
+        if priority > Priority.BULK:
+            raise RemoteProtocolError(f"priority must be 0 to {int(Priority.BULK)}, got {priority}")
+        if kind == FrameKind.BEGIN:
+            if not 0 < metadata_bytes <= MAX_METADATA_BYTES:
+                raise RemoteProtocolError(
+                    f"a message's metadata must have 1 to {MAX_METADATA_BYTES} bytes, the header says {metadata_bytes}"
+                )
+        elif metadata_bytes or payload_bytes:
+            raise RemoteProtocolError(
+                f"only a BEGIN frame declares sizes, a frame of kind {kind} says {metadata_bytes} and {payload_bytes}"
+            )
+        if kind == FrameKind.RESET and body_bytes:
+            raise RemoteProtocolError(f"a RESET frame has no body, the header says {body_bytes} bytes")
+    return FrameHeader(kind, priority, number, body_bytes, metadata_bytes, payload_bytes)
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(Message)
+
+
+def encode_metadata(message: Message) -> bytes:
+    """MessagePack of one message's metadata."""
+    return _encoder.encode(message)
+
+
+def decode_metadata(data: Buffer) -> Message:
+    """The message in these bytes; RemoteProtocolError when they are none of v1's."""
+    try:
+        message: Message = _decoder.decode(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise RemoteProtocolError(f"metadata of {len(data)} bytes is no message of this protocol: {error}") from error
+    return message
+
+
+def may_have_payload(message: Message) -> bool:
+    """Whether this kind of message carries a payload."""
+    return isinstance(message, PAYLOAD_MESSAGES)
+
+
+def cut_into_frames(
+    metadata: bytes, payload: Sequence[Buffer], *, priority: Priority, number: int, frame_bytes: int
+) -> Iterator[bytes]:
+    """The frames of one message, each at most `frame_bytes` long, made one at a time (each byte is copied once, here).
+
+    Header and body are joined: under TLS a frame then fills whole records, and one write is one system call.
+    """
+    room = frame_bytes - FRAME_HEADER_BYTES
+    pieces = [memoryview(metadata)]
+    pieces += [piece for part in payload if (piece := memoryview(part).cast("B")).nbytes]
+    pieces.reverse()
+    left = sum(piece.nbytes for piece in pieces)
+    header = FrameHeader(FrameKind.BEGIN, priority, number, min(room, left), len(metadata), left - len(metadata))
+    while True:
+        body: list[Buffer] = [header.encode()]
+        need = header.body_bytes
+        while need:
+            piece = pieces.pop()
+            if piece.nbytes > need:
+                pieces.append(piece[need:])
+                piece = piece[:need]
+            body.append(piece)
+            need -= piece.nbytes
+        left -= header.body_bytes
+        yield b"".join(body)
+        if not left:
+            return
+        header = FrameHeader(FrameKind.CONTINUE, priority, number, min(room, left), 0, 0)
