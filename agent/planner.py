@@ -1,0 +1,347 @@
+"""What the daemon knows for deciding: per model its plans and drifts, the link, the companion. It learns from what
+`serve` and `uplink` measured and answers with decisions.
+
+No I/O, no clock (`now_s` is passed in, monotonic seconds), one thread (the event loop's). It decides and remembers;
+it never sends, runs or opens anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from split.errors import UnknownModel
+from split.graph.card import ModelCard
+from split.ids import CutId
+from split.plan.decide import LOCAL_ROW, decide
+from split.plan.estimate import CloudQueue, Drift, Residual
+from split.plan.link import Link
+from split.plan.observation import Flags, Floats, Observation, RemoteView
+from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
+from split.plan.table import Column, PlanTable
+from split.profiles.contract import Contract
+from split.profiles.measured import ModelProfile
+
+PING_BYTES: Final = 64
+PROBE_BYTES: Final = 32 * 1024
+"""Long enough to tell 10 from 100 Mbit/s (26 against 2.6 ms), short enough to delay nobody."""
+PING_COST_BYTES: Final = 256
+"""A ping and its pong on the wire: padding, frame, TLS record, TCP/IP headers and acknowledgements both ways."""
+PING_BUSY_S: Final = 0.5
+"""DESIGN §5: under traffic no estimate is older."""
+PING_IDLE_S: Final = 15.0
+BUSY_S: Final = 2.0
+"""A decision within so many seconds is traffic."""
+RATE_SIGMA_MAX: Final = 0.5
+"""A rate known worse than this (relative) is worth a probe."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Model:
+    """One model as the planner knows it."""
+
+    profile: ModelProfile
+    table: PlanTable
+    groups: dict[CutId | Placement, Flags]
+    """Rows that share a segment: all codecs of one cut, of offload."""
+    base_tail_ms: Floats
+    tail_ms: Floats
+    """`base_tail_ms` with residuals."""
+    head_ms: Floats
+    opened: Flags
+    edge: Drift = field(default_factory=Drift)
+    image: Drift = field(default_factory=lambda: Drift(prior_sigma=0.5))
+    codec: Drift = field(default_factory=lambda: Drift(prior_sigma=0.3))
+    cloud: Drift = field(default_factory=lambda: Drift(prior_sigma=0.2))
+    head_residuals: dict[CutId | Placement, Residual] = field(default_factory=dict)
+    tail_residuals: dict[CutId | Placement, Residual] = field(default_factory=dict)
+    ready: bool = False
+    speed_ratio: float = 1.0
+    cloud_image_ms: float = 0.0
+    forbidden: str = ""
+    encoded_why_not: str = ""
+    incumbent: int | None = None
+
+
+class Planner:
+    """All models of one daemon and one companion at a time.
+
+    `slowdown`: `emulation.slowdown`, what the worker stretches every device stage by.
+    `probe_bytes_per_hour`: what probes and pings may cost while nothing else informs about the link.
+    """
+
+    def __init__(self, *, slowdown: float = 1.0, probe_bytes_per_hour: int = 2 * 1024 * 1024) -> None:
+        self._slowdown = slowdown
+        self._probe_bytes_per_s = probe_bytes_per_hour / 3600.0
+        self._probe_room_max = min(float(probe_bytes_per_hour), 4.0 * PROBE_BYTES)
+        self._probe_room = self._probe_room_max
+        self._probe_room_at_s = -math.inf
+        self._probed_at_s = -math.inf
+        self._decided_at_s = -math.inf
+        self._heard_at_s = -math.inf
+        self._models: dict[str, _Model] = {}
+        self._link = Link()
+        self._queue = CloudQueue()
+        self._lost = "no companion is connected yet"
+
+    # -- models -------------------------------------------------------------------------------------------------------
+
+    def add_model(self, name: str, card: ModelCard, profile: ModelProfile, contract: Contract) -> None:
+        """Know this model from now on (again: from scratch, the companion must be ready anew)."""
+        table = PlanTable.build(card, profile, contract)
+        groups: dict[CutId | Placement, list[bool]] = {}
+        for key in {_segment(plan) for plan in table.plans}:
+            groups[key] = [_segment(plan) == key for plan in table.plans]
+        self._models[name] = _Model(
+            profile=profile,
+            table=table,
+            groups={key: np.array(rows) for key, rows in groups.items()},
+            base_tail_ms=table.tail_ms,
+            tail_ms=table.tail_ms,
+            head_ms=table.head_ms,
+            opened=_only_local(table),
+        )
+
+    def remove_model(self, name: str) -> None:
+        """Forget it; unknown names are ignored."""
+        self._models.pop(name, None)
+
+    # -- decisions ----------------------------------------------------------------------------------------------------
+
+    def decide(self, name: str, facts: RequestFacts, *, edge_queue_ms: float, now_s: float) -> Decision:
+        """Choose the plan of one request. UnknownModel without `add_model`; InvalidRequest for a forced plan that may
+        never run."""
+        model = self._model(name)
+        decision = decide(model.table, self._observation(model, edge_queue_ms, now_s), facts)
+        if facts.mode is None and facts.cut is None and facts.codec is None:
+            model.incumbent = model.table.plans.index(decision.chosen.plan)
+        self._decided_at_s = now_s
+        return decision
+
+    def whole_ms(self, name: str) -> float:
+        """Expected device time of the whole model now: drift and slowdown in, queue not."""
+        return self.finish_ms(name, None)
+
+    def tail_ms(self, name: str, cut: CutId) -> float:
+        """Expected device time to finish from the boundary of `cut`: drift and slowdown in, queue not."""
+        return self.finish_ms(name, cut)
+
+    def finish_ms(self, name: str, cut: CutId | None) -> float:
+        """Expected device time of what is missing: the tail of `cut`, or (None) the whole. Picture and queue not in."""
+        model = self._model(name)
+        rows = model.groups.get(cut) if cut is not None else None
+        base = float(model.head_ms[LOCAL_ROW] if rows is None else model.table.tail_ms[int(rows.argmax())])
+        return base * model.edge.ratio * self._slowdown
+
+    def prepare_ms(self, name: str, plan: Plan) -> float:
+        """Expected device time before a plan's bytes leave: head and encoding; drift and slowdown in, queue not."""
+        model = self._model(name)
+        row = model.table.plans.index(plan)
+        encode = float(model.table.costs[Column.ENCODE, row]) * model.codec.ratio
+        return (float(model.head_ms[row]) * model.edge.ratio + encode) * self._slowdown
+
+    def local_only_reason(self, name: str) -> str:
+        """Why this model runs on the device only at this moment; "" when the companion may be used."""
+        model = self._model(name)
+        if model.forbidden:
+            return model.forbidden
+        if self._lost:
+            return self._lost
+        return "" if model.ready else "the companion is not ready for this model yet"
+
+    # -- the companion ------------------------------------------------------------------------------------------------
+
+    def companion_ready(self, name: str, whole_ms: float, image_ms: float) -> None:
+        """The companion runs this model, compared and found equal: offload may be used; an earlier ban is lifted.
+
+        The first model that is ready after a loss stands for a new connection: the others must be made ready anew.
+        """
+        model = self._model(name)
+        if self._lost:
+            self._lost = ""
+            for other in self._models.values():
+                other.ready = False
+        speed = whole_ms / model.profile.whole_ms if whole_ms > 0.0 and model.profile.whole_ms > 0.0 else 1.0
+        model.ready, model.forbidden, model.speed_ratio = True, "", speed
+        model.cloud_image_ms = image_ms if image_ms > 0.0 else model.profile.image_ms * speed
+        model.base_tail_ms = model.table.tail_ms * speed
+        model.opened = _only_local(model.table)
+        model.cloud = Drift(prior_sigma=0.2)
+        model.tail_residuals.clear()
+        if (rows := model.groups.get(Placement.OFFLOAD)) is not None:
+            model.opened = model.opened | rows
+        model.tail_ms = model.base_tail_ms
+
+    def segment_ready(self, name: str, cut: CutId, tail_ms: float) -> None:
+        """The companion holds this cut's tail open, compared and found equal: its splits may be used."""
+        model = self._model(name)
+        if (rows := model.groups.get(cut)) is None:
+            return  # a cut of the card that was never measured here: no plan uses it
+        model.opened = model.opened | rows
+        if tail_ms > 0.0:
+            model.base_tail_ms = np.where(rows, tail_ms, model.base_tail_ms)
+            model.tail_ms = np.where(rows, tail_ms, model.tail_ms)
+
+    def companion_lost(self, why: str, now_s: float) -> None:
+        """No request goes there from now on (a sentence says why); local plans only."""
+        self._lost = why or "the companion is gone"
+
+    def companion_back(self, now_s: float) -> None:
+        """The same connection speaks again: what was ready still is."""
+        self._lost = ""
+
+    def forbid_remote(self, name: str, why: str | None) -> None:
+        """This model may not be shared with the companion, or (None) may again."""
+        self._model(name).forbidden = why or ""
+
+    def forbid_encoded(self, name: str, why: str | None) -> None:
+        """Encoded inputs of this model may not travel to this companion, or (None) may again."""
+        self._model(name).encoded_why_not = why or ""
+
+    # -- learning -----------------------------------------------------------------------------------------------------
+
+    def observe_ping(self, rtt_ms: float, now_s: float, *, padding_bytes: int = 0) -> None:
+        """A ping came back; `padding_bytes`: the weight that it carried up."""
+        self._link.observe(padding_bytes, 0.0, rtt_ms, now_s)
+
+    def observe_transfer(self, up_bytes: int, down_bytes: int, network_ms: float, now_s: float) -> None:
+        """A request and its reply crossed the link; `network_ms` is without the companion's own time."""
+        self._link.observe(up_bytes, down_bytes, network_ms, now_s)
+        self._heard_at_s = now_s
+
+    def observe_cloud(self, name: str, plan: Plan, queue_ms: float, tail_ms: float) -> None:
+        """A reply told how long this plan's rest waited and computed at the companion; it was observed as a transfer
+        just before, which says when."""
+        self._queue.observe(queue_ms, self._heard_at_s)
+        model = self._models.get(name)
+        if model is None or plan not in model.table.plans or plan.placement is Placement.LOCAL:
+            return
+        row, key = model.table.plans.index(plan), _segment(plan)
+        model.cloud.observe(tail_ms, float(model.tail_ms[row]))
+        residual = model.tail_residuals.setdefault(key, Residual())
+        residual.observe(tail_ms, float(model.base_tail_ms[row]) * model.cloud.ratio)
+        model.tail_ms = np.where(model.groups[key], model.base_tail_ms * residual.ratio, model.tail_ms)
+
+    def observe_edge(self, name: str, plan: Plan, stage: str, measured_ms: float) -> None:
+        """A device stage took `measured_ms` (slowdown in).
+
+        `stage`: head, whole (plan LOCAL), local_tail (the finish of a split on the device), image, encode.
+        """
+        model = self._models.get(name)
+        if model is None or plan not in model.table.plans:
+            return
+        row, key = model.table.plans.index(plan), _segment(plan)
+        match stage:
+            case "head" | "whole":
+                model.edge.observe(measured_ms, float(model.head_ms[row]) * self._slowdown)
+                residual = model.head_residuals.setdefault(key, Residual())
+                base = float(model.table.head_ms[row])
+                residual.observe(measured_ms, base * model.edge.ratio * self._slowdown)
+                model.head_ms = np.where(model.groups[key], base * residual.ratio, model.head_ms)
+            case "local_tail":
+                model.edge.observe(measured_ms, float(model.table.tail_ms[row]) * self._slowdown)
+            case "image":
+                model.image.observe(measured_ms, model.profile.image_ms * self._slowdown)
+            case "encode":
+                model.codec.observe(measured_ms, float(model.table.costs[Column.ENCODE, row]) * self._slowdown)
+            case _:
+                raise AssertionError(f"stage {stage!r} is no device stage that is learned")
+
+    def probe_wanted(self, now_s: float) -> int:
+        """Bytes of padding of a ping that would be worth its cost now; 0: none. What is returned counts as sent.
+
+        Every 0.5 s under traffic and every 15 s otherwise while no transfer informs; 32 KiB where the rate is unsure.
+        """
+        if not self._models or self._lost:
+            return 0
+        self._probe_room = min(
+            self._probe_room_max,
+            self._probe_room + max(now_s - self._probe_room_at_s, 0.0) * self._probe_bytes_per_s,
+        )
+        self._probe_room_at_s = now_s
+        link = self._link.estimate(now_s)
+        every_s = PING_BUSY_S if now_s - self._decided_at_s < BUSY_S else PING_IDLE_S
+        if link.age_s < every_s or now_s - self._probed_at_s < every_s:
+            return 0
+        sigma_ms = math.sqrt(max(link.covariance[3], 0.0)) * PROBE_BYTES
+        rate_ms = link.up_ms_per_byte * PROBE_BYTES
+        unsure = self._link.observations > 0 and sigma_ms > max(RATE_SIGMA_MAX * rate_ms, 1.0)
+        for padding in (PROBE_BYTES, PING_BYTES) if unsure else (PING_BYTES,):
+            cost = padding + PING_COST_BYTES
+            if cost <= self._probe_room:
+                self._probe_room -= cost
+                self._probed_at_s = now_s
+                return padding
+        return 0
+
+    # -- status -------------------------------------------------------------------------------------------------------
+
+    def snapshot(self, now_s: float) -> dict[str, Any]:
+        """For `isthmus status`: the link, why there is no companion, and each model's drifts."""
+        link = self._link.estimate(now_s)
+        return {
+            "link": dict(link.as_mapping()) if self._link.observations else {},
+            "remote_reason": self._lost,
+            "models": {name: self._model_snapshot(name, model) for name, model in self._models.items()},
+        }
+
+    def _model_snapshot(self, name: str, model: _Model) -> Mapping[str, object]:
+        return {
+            "plans": len(model.table),
+            "allowed_now": int(np.count_nonzero(model.opened & model.table.allowed[0])),
+            "edge_drift": model.edge.ratio,
+            "cloud_drift": model.cloud.ratio,
+            "local_only_reason": self.local_only_reason(name),
+        }
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _model(self, name: str) -> _Model:
+        model = self._models.get(name)
+        if model is None:
+            raise UnknownModel(f"the planner does not know model {name!r}; it is not ready")
+        return model
+
+    def _observation(self, model: _Model, edge_queue_ms: float, now_s: float) -> Observation:
+        why_not = model.forbidden or self._lost or ("" if model.ready else "the companion is not ready for it yet")
+        return Observation(
+            edge_queue_ms=edge_queue_ms,
+            slowdown=self._slowdown,
+            head_ms=model.head_ms,
+            alpha=model.edge.ratio,
+            alpha_sigma=model.edge.sigma,
+            image_ms=model.profile.image_ms,
+            image_ratio=model.image.ratio,
+            codec_ratio=model.codec.ratio,
+            remote=None if why_not else self._remote(model, now_s),
+            remote_why_not=why_not,
+            incumbent=model.incumbent,
+        )
+
+    def _remote(self, model: _Model, now_s: float) -> RemoteView:
+        queue_ms, queue_sigma_ms = self._queue.at(now_s)
+        return RemoteView(
+            link=self._link.estimate(now_s),
+            tail_ms=model.tail_ms,
+            beta=model.cloud.ratio,
+            beta_sigma=model.cloud.sigma,
+            speed_ratio=model.speed_ratio,
+            image_ms=model.cloud_image_ms,
+            queue_ms=queue_ms,
+            queue_sigma_ms=queue_sigma_ms,
+            opened=model.opened,
+            encoded_why_not=model.encoded_why_not,
+        )
+
+
+def _segment(plan: Plan) -> CutId | Placement:
+    """What the plan runs, whatever the codec."""
+    return plan.placement if plan.cut is None else plan.cut
+
+
+def _only_local(table: PlanTable) -> Flags:
+    return np.array([plan is LOCAL for plan in table.plans])

@@ -1,0 +1,339 @@
+"""The decision: one vectorised prediction over all plans of a model, masks for what may not run, one named comparison.
+
+    latency = queue_edge + image + α·head + encode + rtt + up·bytes + queue_cloud + β·(decode + tail)
+            + down·bytes + reply
+
+Device stages are multiplied by the emulated slowdown. Risk is the same quantity at mean + `QUANTILE_SIGMAS` · σ and is
+what is held against the deadline. Pure: nothing is remembered here (the last choice comes in as `incumbent`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from split.errors import InvalidRequest
+from split.plan.observation import Flags, Floats, Observation, RemoteView
+from split.plan.plan import Decision, Placement, PlanEstimate, RequestFacts
+from split.plan.table import Column, PlanTable
+from split.profiles.contract import PRIVACY_ORDER
+
+QUANTILE_SIGMAS: Final = 2.0
+"""97.7 % of a normal distribution: a contract speaks of p99, and the local finish is started in time anyway."""
+RUNNERS_UP: Final = 5
+
+CLIMB_RATIO: Final = 0.03
+CLIMB_MS: Final = 0.2
+CLIMB_SIGMAS: Final = 0.25
+"""What a plan other than the incumbent must gain, see `_must_gain_ms`."""
+
+LOCAL_ROW: Final = 0
+"""`PlanTable` puts local first."""
+
+
+def decide(table: PlanTable, observation: Observation, facts: RequestFacts) -> Decision:
+    """Choose the plan of one request.
+
+    Least predicted among the allowed plans whose risk fits the budget; the least risk when none fits. A forced mode,
+    cut or codec is respected: InvalidRequest, naming the constraint, when it can never run; local, with the reason,
+    when only the companion is missing for it.
+    """
+    prediction = _predict(table, observation, facts)
+    mask = _may_run(table, observation, facts)
+    forced = facts.mode is not None or facts.cut is not None
+    prefix = suffix = ""
+    if forced or facts.codec is not None:
+        wish = _wished(table, facts)
+        prefix = f"{_wish_text(facts)} was asked for; "
+        mask = mask & wish
+        if not mask.any():
+            mask = _only_local(len(table))
+            suffix = f"; {_not_now(table, observation, _possible(table, facts, wish)[0])}"
+    row, why = _best(table, prediction, mask, facts.budget_ms, None if forced else observation.incumbent or LOCAL_ROW)
+    if not forced:
+        suffix = _bound(table, observation, facts, prediction, row, mask)
+    costs = np.where(mask, prediction.mean_ms, np.inf)
+    costs[row] = np.inf
+    others = costs.argsort()[: min(int(np.count_nonzero(mask)) - 1, RUNNERS_UP)]
+    return Decision(
+        chosen=_estimate(table, observation, facts, prediction, row),
+        runners_up=tuple(_estimate(table, observation, facts, prediction, other) for other in others.tolist()),
+        reason=prefix + why + suffix,
+        candidates=len(table),
+        link=observation.remote.link.as_mapping() if observation.remote is not None else {},
+    )
+
+
+def estimate_all(table: PlanTable, observation: Observation, facts: RequestFacts) -> tuple[PlanEstimate, ...]:
+    """Every plan of the table, in its order, forbidden ones with their reason. Needs a companion in the observation."""
+    assert observation.remote is not None
+    prediction = _predict(table, observation, facts)
+    return tuple(_estimate(table, observation, facts, prediction, row) for row in range(len(table)))
+
+
+# -- prediction ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prediction:
+    scale: float
+    """Size of this request's inputs, relative to those that the costs hold for."""
+    units: Floats
+    """[Column]: ms per unit of each column of `PlanTable.costs`."""
+    head_ms: Floats
+    tail_ms: Floats
+    mean_ms: Floats
+    risk_ms: Floats
+
+
+def _predict(table: PlanTable, observation: Observation, facts: RequestFacts) -> _Prediction:
+    remote = observation.remote
+    scale = facts.input_bytes / table.input_bytes if table.input_bytes and facts.input_bytes else 1.0
+    units = _units(observation, facts, scale)
+    head_ms = observation.head_ms * (observation.alpha * observation.slowdown * scale)
+    # Two terms of σ²: device compute, and what is remote. They are independent, so their squares add up.
+    sigma = head_ms * observation.alpha_sigma
+    variance = sigma * sigma
+    if remote is None:
+        tail_ms = np.zeros(len(table))
+        mean_ms = units @ table.costs + head_ms
+    else:
+        tail_ms = remote.tail_ms * (remote.beta * scale)
+        mean_ms = units @ table.costs + head_ms + tail_ms
+        sigma = tail_ms * remote.beta_sigma
+        variance += sigma * sigma
+        variance += _spread_units(remote, facts.encoded_bytes, scale) @ table.spread
+    risk_ms = mean_ms + QUANTILE_SIGMAS * np.sqrt(np.maximum(variance, 0.0))
+    return _Prediction(scale=scale, units=units, head_ms=head_ms, tail_ms=tail_ms, mean_ms=mean_ms, risk_ms=risk_ms)
+
+
+def _units(observation: Observation, facts: RequestFacts, scale: float) -> Floats:
+    """Milliseconds per unit of every `Column`, in its order; the cloud's are 0 without a companion."""
+    codec = observation.slowdown * observation.codec_ratio * scale
+    image = observation.slowdown * observation.image_ratio * observation.image_ms if facts.encoded_bytes else 0.0
+    remote = observation.remote
+    if remote is None:
+        return np.array([observation.edge_queue_ms, image, codec, 0.0, 0.0, 0.0, 0.0, 0.0, codec])
+    link = remote.link
+    return np.array(
+        [
+            observation.edge_queue_ms,
+            image,
+            codec,
+            link.rtt_ms + remote.queue_ms,
+            link.up_ms_per_byte * scale,
+            link.down_ms_per_byte * scale,
+            remote.beta * remote.speed_ratio * scale,
+            remote.beta * remote.image_ms + link.up_ms_per_byte * facts.encoded_bytes,
+            codec,
+        ]
+    )
+
+
+def _spread_units(remote: RemoteView, encoded_bytes: int, scale: float) -> Floats:
+    """h·P·h for h = (1, up + encoded, down), expanded over the rows of `PlanTable.spread`; the queue's σ² on top."""
+    rr, ru, rd, uu, ud, dd = remote.link.covariance
+    e, square = float(encoded_bytes), scale * scale
+    return np.array(
+        [
+            rr + remote.queue_sigma_ms * remote.queue_sigma_ms,
+            2.0 * ru * scale,
+            2.0 * rd * scale,
+            uu * square,
+            2.0 * ud * square,
+            dd * square,
+            2.0 * ru * e + uu * e * e,
+            2.0 * ud * e,
+        ]
+    )
+
+
+# -- what may run -------------------------------------------------------------------------------------------------
+
+
+def _may_run(table: PlanTable, observation: Observation, facts: RequestFacts) -> Flags:
+    """Contract, privacy, companion, segment, form of the input; local always may."""
+    remote = observation.remote
+    if remote is None:
+        return _only_local(len(table))
+    mask: Flags = table.allowed[_level(facts)] & remote.opened
+    if not facts.encoded_bytes or remote.encoded_why_not:
+        mask &= table.costs[Column.ENCODED] == 0.0
+    return mask
+
+
+def _level(facts: RequestFacts) -> int:
+    return PRIVACY_ORDER.index(facts.privacy)
+
+
+def _only_local(plans: int) -> Flags:
+    mask = np.zeros(plans, dtype=np.bool_)
+    mask[LOCAL_ROW] = True
+    return mask
+
+
+def _never(table: PlanTable, facts: RequestFacts, row: int) -> str:
+    """Why this plan can never run for this request, whatever the companion does; "" when it can."""
+    why = table.why_not[_level(facts)][row]
+    if not why and table.plans[row].codec == "encoded" and not facts.encoded_bytes:
+        return "the input came as tensors, not encoded"
+    return why
+
+
+def _not_now(table: PlanTable, observation: Observation, row: int) -> str:
+    """Why the companion cannot run this plan at this moment; "" when it can."""
+    plan, remote = table.plans[row], observation.remote
+    if row == LOCAL_ROW:
+        return ""
+    if remote is None:
+        return observation.remote_why_not
+    if not remote.opened[row]:
+        part = "cut" if plan.placement is Placement.SPLIT else "model"
+        return f"the companion has not opened this {part} yet"
+    return remote.encoded_why_not if plan.codec == "encoded" else ""
+
+
+# -- forced plans -------------------------------------------------------------------------------------------------
+
+
+def _wished(table: PlanTable, facts: RequestFacts) -> Flags:
+    """The plans that the caller asked for, at least one of which may run sometime; InvalidRequest otherwise.
+
+    A codec alone says only how something travels, if anything does: local stays among the wished.
+    """
+    mode = Placement.SPLIT if facts.cut is not None and facts.mode is None else facts.mode
+    if facts.cut is not None and mode is not Placement.SPLIT:
+        raise InvalidRequest(f"cut {facts.cut!r} was asked for together with mode {mode}; a cut goes with mode split")
+    if facts.cut is not None and facts.cut not in table.cuts:
+        raise InvalidRequest(f"the model has no cut {facts.cut!r}; isthmus cuts lists the {len(table.cuts)} it has")
+    if mode is Placement.LOCAL:
+        if facts.codec is not None:
+            raise InvalidRequest(f"codec {facts.codec!r} was asked for together with mode local, where nothing travels")
+        return _only_local(len(table))
+    wish: Flags = np.array(
+        [
+            mode in (None, plan.placement) and facts.cut in (None, plan.cut) and facts.codec in (None, plan.codec)
+            for plan in table.plans
+        ]
+    )
+    if not wish.any():
+        raise InvalidRequest(f"{_wish_text(facts)} was asked for, but no such plan was measured; run isthmus profile")
+    if not _possible(table, facts, wish):
+        why = _never(table, facts, int(wish.argmax()))
+        raise InvalidRequest(f"{_wish_text(facts)} was asked for, but {why}")
+    if mode is None:
+        wish[LOCAL_ROW] = True
+    return wish
+
+
+def _possible(table: PlanTable, facts: RequestFacts, wish: Flags) -> list[int]:
+    return [row for row in np.flatnonzero(wish).tolist() if not _never(table, facts, row)]
+
+
+def _wish_text(facts: RequestFacts) -> str:
+    mode = facts.mode or (Placement.SPLIT if facts.cut is not None else "a plan")
+    at = f" at {facts.cut}" if facts.cut is not None else ""
+    codec = f" with codec {facts.codec}" if facts.codec is not None else ""
+    return f"{mode}{at}{codec}"
+
+
+# -- the comparison -----------------------------------------------------------------------------------------------
+
+
+def _best(
+    table: PlanTable, prediction: _Prediction, mask: Flags, budget_ms: float, incumbent: int | None
+) -> tuple[int, str]:
+    """The row to run and why. `incumbent`: what a challenger must beat; None compares without stickiness."""
+    mean, risk = prediction.mean_ms, prediction.risk_ms
+    fits = mask & (risk <= budget_ms)
+    if not fits.any():
+        row = int(np.where(mask, risk, np.inf).argmin())
+        return row, (
+            f"no plan is sure to meet the budget of {budget_ms:.1f} ms; {table.plans[row]} has the least risk: "
+            f"expected in {mean[row]:.1f} ms, {risk[row]:.1f} ms at worst"
+        )
+    row = int(np.where(fits, mean, np.inf).argmin())
+    if incumbent is None or row == incumbent or not fits[incumbent]:
+        return row, f"{table.plans[row]} is expected first, in {mean[row]:.1f} ms"
+    kept, taken = float(mean[incumbent]), float(mean[row])
+    if kept - taken < _must_gain_ms(prediction, incumbent, row):
+        return incumbent, (
+            f"{table.plans[incumbent]} is expected in {kept:.1f} ms; {table.plans[row]} ({taken:.1f} ms) gains "
+            "too little for a change"
+        )
+    return row, f"{table.plans[row]} is expected first, in {taken:.1f} ms ({table.plans[incumbent]}: {kept:.1f} ms)"
+
+
+def _must_gain_ms(prediction: _Prediction, incumbent: int, challenger: int) -> float:
+    """How much faster the challenger must be expected than the incumbent (which may run and fits the deadline).
+
+    Asymmetric. Back to local: nothing, at once, since local needs nobody. To any other plan: 3 % and 0.2 ms (below
+    that, two predictions cannot be told apart and a change of segments costs caches), and a quarter of the uncertainty
+    that the change would add: after an outage or a long silence the link is uncertain, and remote is used again when
+    there is evidence for it, not hope. An incumbent that misses the deadline or may not run any more never gets here.
+    """
+    if challenger == LOCAL_ROW:
+        return 0.0
+    sigma = (prediction.risk_ms - prediction.mean_ms) / QUANTILE_SIGMAS
+    added = max(float(sigma[challenger] - sigma[incumbent]), 0.0)
+    return max(CLIMB_RATIO * float(prediction.mean_ms[incumbent]), CLIMB_MS, CLIMB_SIGMAS * added)
+
+
+def _bound(
+    table: PlanTable, observation: Observation, facts: RequestFacts, prediction: _Prediction, row: int, mask: Flags
+) -> str:
+    """The constraint that bound: the fastest plan that may not run, where it beats the chosen one; "" otherwise."""
+    if observation.remote is None:
+        return f"; {observation.remote_why_not}"
+    mean = np.where(mask, np.inf, prediction.mean_ms)
+    if not facts.encoded_bytes:
+        mean[table.costs[Column.ENCODED] != 0.0] = np.inf
+    other = int(mean.argmin())
+    if mean[other] >= prediction.mean_ms[row]:
+        return ""
+    why = _never(table, facts, other) or _not_now(table, observation, other)
+    return f"; {table.plans[other]} would take {mean[other]:.1f} ms, but {why}" if why else ""
+
+
+# -- explanation --------------------------------------------------------------------------------------------------
+
+
+def _estimate(
+    table: PlanTable, observation: Observation, facts: RequestFacts, prediction: _Prediction, row: int
+) -> PlanEstimate:
+    parts = (prediction.units * table.costs[:, row]).tolist()
+    remote = observation.remote
+    queue_ms = half_rtt_ms = link_up_ms = 0.0
+    if remote is not None and parts[Column.REMOTE]:
+        queue_ms, half_rtt_ms = remote.queue_ms, remote.link.rtt_ms / 2.0
+        if parts[Column.ENCODED]:
+            link_up_ms = remote.link.up_ms_per_byte * facts.encoded_bytes
+    plan = table.plans[row]
+    why_not = _never(table, facts, row) or _not_now(table, observation, row)
+    size = (
+        facts.encoded_bytes if plan.codec == "encoded" else round(float(table.costs[Column.UP, row]) * prediction.scale)
+    )
+    return PlanEstimate(
+        plan=plan,
+        predicted_ms=float(prediction.mean_ms[row]),
+        risk_ms=float(prediction.risk_ms[row]),
+        stages_ms={
+            "queue": parts[Column.ALL],
+            "activate": 0.0,
+            "image": parts[Column.IMAGE],
+            "head": float(prediction.head_ms[row]),
+            "encode": parts[Column.ENCODE],
+            "up": half_rtt_ms + parts[Column.UP] + link_up_ms,
+            "cloud_queue": queue_ms,
+            "cloud_decode": parts[Column.CLOUD_DECODE] + parts[Column.ENCODED] - link_up_ms,
+            "tail": float(prediction.tail_ms[row]),
+            "down": half_rtt_ms + parts[Column.DOWN],
+            "decode": parts[Column.REPLY],
+        },
+        bytes=size,
+        fidelity=table.fidelity[row],
+        allowed=not why_not,
+        why_not=why_not,
+    )

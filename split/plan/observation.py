@@ -1,0 +1,100 @@
+"""What is known at one moment, as values: the state in which `decide.py` compares plans. Nothing here learns.
+
+Arrays have one entry per row of the model's `PlanTable` and are not written to while a decision reads them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkEstimate:
+    """The link as `link.py` estimates it: network time = rtt + up_bytes · up + down_bytes · down."""
+
+    rtt_ms: float
+    up_ms_per_byte: float
+    down_ms_per_byte: float
+    covariance: tuple[float, float, float, float, float, float]
+    """Of (rtt, up, down): rr, ru, rd, uu, ud, dd; grown by the time that nothing was seen."""
+    age_s: float
+    """Since the last observation; inf before the first."""
+
+    def transfer_ms(self, up_bytes: float, down_bytes: float) -> float:
+        """Expected network time of one request and its reply."""
+        return self.rtt_ms + up_bytes * self.up_ms_per_byte + down_bytes * self.down_ms_per_byte
+
+    def sigma_ms(self, up_bytes: float, down_bytes: float) -> float:
+        """Standard deviation of `transfer_ms` that comes from not knowing the link."""
+        rr, ru, rd, uu, ud, dd = self.covariance
+        u, d = up_bytes, down_bytes
+        return math.sqrt(max(rr + u * u * uu + d * d * dd + 2.0 * (u * ru + d * rd + u * d * ud), 0.0))
+
+    def as_mapping(self) -> Mapping[str, float]:
+        """For explanations: rtt_ms, up_mbit_s, down_mbit_s, age_s."""
+        return {
+            "rtt_ms": self.rtt_ms,
+            "up_mbit_s": 0.008 / self.up_ms_per_byte,
+            "down_mbit_s": 0.008 / self.down_ms_per_byte,
+            "age_s": self.age_s,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteView:
+    """The companion as the device sees it at this moment, for one model."""
+
+    link: LinkEstimate
+    tail_ms: Floats
+    """Expected cloud compute per plan before drift: tails and wholes; 0 for local."""
+    beta: float
+    """Drift of cloud compute: measured / `tail_ms`."""
+    beta_sigma: float
+    """Standard deviation of beta, relative to it."""
+    speed_ratio: float
+    """Companion / device on the same work: what decoding a payload costs there, as a share of what it costs here."""
+    image_ms: float
+    """Decoding and preparing one encoded input there."""
+    queue_ms: float
+    queue_sigma_ms: float
+    opened: Flags
+    """Plans whose segment the companion holds open."""
+    encoded_why_not: str = ""
+    """Why encoded inputs may not travel to this companion (pictures decode differently there); empty when they may."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """The state of the device, and of the companion where there is one."""
+
+    edge_queue_ms: float
+    slowdown: float
+    """`emulation.slowdown`: multiplies every stage that the device runs."""
+    head_ms: Floats
+    """Expected device compute per plan before drift: heads, the whole for local; 0 for offload."""
+    alpha: float
+    """Drift of edge compute: measured / (slowdown · `head_ms`)."""
+    alpha_sigma: float
+    """Standard deviation of alpha, relative to it."""
+    image_ms: float
+    """Decoding and preparing one encoded input on the device, before drift."""
+    image_ratio: float
+    """Drift of decoding pictures on the device."""
+    codec_ratio: float
+    """Drift of encoding and decoding payloads on the device."""
+    remote: RemoteView | None
+    remote_why_not: str = ""
+    """Why `remote` is None, as a sentence; empty when it is not."""
+    incumbent: int | None = None
+    """Row of the plan that was chosen last for this model; None before the first."""
+
+    def __post_init__(self) -> None:
+        assert (self.remote is None) == bool(self.remote_why_not), self.remote_why_not

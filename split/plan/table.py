@@ -1,0 +1,238 @@
+"""All plans of one model on one device as numpy columns, with what the contract says about each. Built once per model;
+nothing in it changes with the state of link, load or companion.
+
+Row 0 is local. What was not measured is not in the table (no cost) or not allowed (no fidelity).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from split.graph.card import CutCard, ModelCard
+from split.ids import CutId
+from split.plan.observation import Flags, Floats
+from split.plan.plan import LOCAL, LOSSLESS_CODECS, Placement, Plan
+from split.profiles.contract import PRIVACY_ORDER, Contract
+from split.profiles.measured import CodecCosts, ModelProfile
+
+
+class Column(IntEnum):
+    """Rows of `PlanTable.costs`: what each plan costs per unit of state (see `decide.py` for the units)."""
+
+    ALL = 0
+    """1 everywhere: the edge queue."""
+    IMAGE = 1
+    """1 where the device decodes a picture that came encoded."""
+    ENCODE = 2
+    """ms"""
+    REMOTE = 3
+    """1 where something travels."""
+    UP = 4
+    """Payload bytes up; 0 for encoded, whose size the request brings."""
+    DOWN = 5
+    """Payload bytes down."""
+    CLOUD_DECODE = 6
+    """ms on this device"""
+    ENCODED = 7
+    """1 where the input travels encoded."""
+    REPLY = 8
+    """ms to decode the reply"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanTable:
+    """Columns over the plans of one model. Times are ms of this device without `emulation.slowdown` and drift."""
+
+    plans: tuple[Plan, ...]
+    costs: Floats
+    """[Column, plan]"""
+    spread: Floats
+    """[8, plan]: 1·remote, up, down, up², up·down, down², encoded, encoded·down: for the link's variance."""
+    head_ms: Floats
+    """Device compute: head, or the whole for local; 0 for offload."""
+    tail_ms: Floats
+    """Compute of the rest, measured on this device: tail, or the whole for offload; 0 for local."""
+    fidelity: tuple[float | None, ...]
+    allowed: tuple[Flags, Flags, Flags]
+    """What the contract allows, per privacy level in the order of `PRIVACY_ORDER`."""
+    why_not: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+    """The constraint behind each False, as a sentence; "" where allowed."""
+    input_bytes: int
+    """Dense bytes of the inputs that the costs hold for; 0 where the shapes are fixed (costs do not scale)."""
+    cuts: frozenset[CutId]
+    """Every cut of the card, measured or not."""
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    @staticmethod
+    def build(card: ModelCard, profile: ModelProfile, contract: Contract) -> PlanTable:
+        """All measured plans of `card`, in the order local, splits in topological order, offloads.
+
+        The profile must be the card's (same digest); its codecs need not be the contract's.
+        """
+        assert card.digest == profile.digest, (card.digest, profile.digest)
+        costs_of = {cut.cut: cut for cut in profile.cuts}
+        private = {spec.name for spec in contract.data.inputs if spec.privacy != "any"}
+        # A local-only input forbids all that is computed from it; which tensors are is not known, so everything.
+        local_only = contract.strictest_privacy() == "local-only"
+        contract_level = 2 if local_only else PRIVACY_ORDER.index(contract.data.privacy)
+        rows = [_Row(plan=LOCAL, head_ms=profile.whole_ms)]
+        for cut in card.cuts:
+            measured = costs_of.get(cut.id)
+            if measured is None:
+                continue
+            down = _down_bytes(card, profile, cut)
+            travels = set(cut.tail_inputs) | {spec.name for spec in cut.boundary if spec.name in _input_names(card)}
+            rows += [
+                _Row(
+                    plan=Plan(placement=Placement.SPLIT, cut=cut.id, codec=codec.codec),
+                    head_ms=measured.head_ms,
+                    tail_ms=measured.tail_ms,
+                    codec=codec,
+                    down=down,
+                    depth=cut.compute_share,
+                    raw_inputs=tuple(sorted(travels)),
+                )
+                for codec in measured.codecs
+            ]
+        every_input = tuple(spec.name for spec in card.inputs)
+        rows += [
+            _Row(
+                plan=Plan(placement=Placement.OFFLOAD, codec=codec.codec),
+                tail_ms=profile.whole_ms,
+                codec=codec,
+                down=profile.output_bytes,
+                raw_inputs=every_input,
+            )
+            for codec in profile.input_codecs
+            if codec.codec != "encoded"
+        ]
+        if contract.encoded():
+            rows.append(
+                _Row(
+                    plan=Plan(placement=Placement.OFFLOAD, codec="encoded"),
+                    tail_ms=profile.whole_ms,
+                    down=profile.output_bytes,
+                    raw_inputs=every_input,
+                )
+            )
+        raw = next((codec for codec in profile.input_codecs if codec.codec == "raw"), None)
+        reply_ms_per_byte = raw.decode_ms / raw.bytes if raw is not None and raw.bytes > 0 else 0.0
+        reasons = tuple(
+            tuple(_why_not(row, max(level, contract_level), private, contract) for row in rows) for level in range(3)
+        )
+        assert len(reasons) == 3
+        return PlanTable(
+            plans=tuple(row.plan for row in rows),
+            costs=_costs(rows, reply_ms_per_byte),
+            spread=_spread(rows),
+            head_ms=np.array([row.head_ms for row in rows]),
+            tail_ms=np.array([row.tail_ms for row in rows]),
+            fidelity=tuple(row.fidelity(contract) for row in rows),
+            allowed=(_flags(reasons[0]), _flags(reasons[1]), _flags(reasons[2])),
+            why_not=reasons,
+            input_bytes=_scaling_bytes(card, profile),
+            cuts=frozenset(cut.id for cut in card.cuts),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    plan: Plan
+    head_ms: float = 0.0
+    tail_ms: float = 0.0
+    codec: CodecCosts | None = None
+    down: int = 0
+    depth: float = 0.0
+    raw_inputs: tuple[str, ...] = ()
+    """Model inputs that travel untouched."""
+
+    @property
+    def up(self) -> int:
+        return self.codec.bytes if self.codec is not None else 0
+
+    def fidelity(self, contract: Contract) -> float | None:
+        """By the contract's measure; None for a lossless plan and for one not measured."""
+        if self.plan.codec is None or self.plan.codec in LOSSLESS_CODECS or self.codec is None:
+            return None
+        return self.codec.fidelity.get(contract.data.fidelity.measure)
+
+
+def _why_not(row: _Row, level: int, private: set[str], contract: Contract) -> str:
+    """The first constraint of the contract that forbids this plan at this privacy level; "" when none does."""
+    codec = row.plan.codec
+    if codec is None:
+        return ""
+    if level == 2:
+        return "privacy is local-only: nothing may leave the device"
+    leaking = [name for name in row.raw_inputs if level == 1 or name in private]
+    if leaking:
+        return f"privacy is no-raw-input: input {', '.join(map(repr, leaking))} would leave the device untouched"
+    data = contract.data
+    if row.depth < data.depth_min_ratio:
+        return (
+            f"depth_min_ratio is {data.depth_min_ratio:g}: only {row.depth:.3g} of the compute would be done "
+            "before something leaves the device"
+        )
+    if codec not in data.codecs:
+        return f"the contract does not allow codec {codec} (allowed: {', '.join(data.codecs) or 'none'})"
+    if codec in LOSSLESS_CODECS:
+        return ""
+    found = row.fidelity(contract)
+    if found is None:
+        return f"fidelity not measured ({data.fidelity.measure} of codec {codec}); run isthmus profile"
+    # `not <=` and not `>`: a NaN is no measurement that holds a bound.
+    if not found <= data.fidelity.bound:
+        return f"fidelity {data.fidelity.measure} {found:.4g} is over the contract's bound {data.fidelity.bound:g}"
+    return ""
+
+
+def _flags(reasons: tuple[str, ...]) -> Flags:
+    return np.array([not reason for reason in reasons])
+
+
+def _costs(rows: list[_Row], reply_ms_per_byte: float) -> Floats:
+    costs = np.zeros((len(Column), len(rows)))
+    for i, row in enumerate(rows):
+        encoded = row.plan.codec == "encoded"
+        costs[Column.ALL, i] = 1.0
+        costs[Column.IMAGE, i] = 0.0 if encoded else 1.0
+        costs[Column.ENCODED, i] = 1.0 if encoded else 0.0
+        costs[Column.REMOTE, i] = 0.0 if row.plan is LOCAL else 1.0
+        costs[Column.ENCODE, i] = row.codec.encode_ms if row.codec is not None else 0.0
+        costs[Column.CLOUD_DECODE, i] = row.codec.decode_ms if row.codec is not None else 0.0
+        costs[Column.UP, i] = row.up
+        costs[Column.DOWN, i] = row.down
+        costs[Column.REPLY, i] = row.down * reply_ms_per_byte
+    return costs
+
+
+def _spread(rows: list[_Row]) -> Floats:
+    spread = np.zeros((8, len(rows)))
+    for i, row in enumerate(rows):
+        if row.plan is LOCAL:
+            continue
+        u, d, e = float(row.up), float(row.down), float(row.plan.codec == "encoded")
+        spread[:, i] = (1.0, u, d, u * u, u * d, d * d, e, e * d)
+    return spread
+
+
+def _input_names(card: ModelCard) -> set[str]:
+    return {spec.name for spec in card.inputs}
+
+
+def _down_bytes(card: ModelCard, profile: ModelProfile, cut: CutCard) -> int:
+    """Bytes of the outputs made in the tail: their share of what was measured for all outputs."""
+    sizes = {spec.name: spec.nbytes(profile.dims) for spec in card.outputs}
+    share = sum(sizes[name] for name in cut.tail_outputs) / (sum(sizes.values()) or 1)
+    return round(profile.output_bytes * share)
+
+
+def _scaling_bytes(card: ModelCard, profile: ModelProfile) -> int:
+    if all(isinstance(dim, int) and dim >= 0 for spec in card.inputs for dim in spec.shape):
+        return 0
+    return sum(spec.nbytes(profile.dims) for spec in card.inputs)
