@@ -57,7 +57,7 @@ _ONE_RELU: Final = bytes.fromhex(
 def usable_providers() -> tuple[str, ...]:
     """Execution providers that start here and take a node of a one-operator model; the CPU one is last.
 
-    Some are listed and do nothing (`AzureExecutionProvider` in the plain wheel), others need a driver that is not there.
+    Some are listed and do nothing (`AzureExecutionProvider` in the plain wheel), others need a driver that is missing.
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1

@@ -1,0 +1,131 @@
+"""What changes about the device from second to second: temperature, throttling, battery, load; from /sys and /proc.
+
+Every reader takes a root directory. What a machine does not have is None, never a guess; nothing here raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from split.runtime.allowance import allowed_cores
+from split.runtime.machine import meminfo_bytes
+
+_CPU_ZONES: Final = ("cpu", "soc", "x86_pkg", "core", "bigcore", "littlecore", "package", "tj")
+"""How kernels name the thermal zones over the processor (Raspberry Pi, Rockchip, Jetson, x86)."""
+_CPU_CHIPS: Final = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
+_PLAUSIBLE_C: Final = (-40.0, 150.0)
+_RASPBERRY_CAPPED: Final = 0b1110
+"""`get_throttled`: bit 1 frequency capped, bit 2 throttled, bit 3 soft temperature limit, each "now"."""
+
+
+class Sensors(msgspec.Struct, frozen=True, kw_only=True):
+    """One reading. Temperatures in °C, ratios 0…1."""
+
+    temperature_c: float | None
+    """The hottest zone over the processor, else the hottest there is."""
+    throttled: bool | None
+    """Whether heat or power holds the clock down now; None where the kernel does not tell."""
+    battery_ratio: float | None
+    """Charge of the weakest battery that powers the device."""
+    on_battery: bool | None
+    load_ratio: float | None
+    """Runnable threads of the last minute per core that this process may use."""
+    memory_available_bytes: int | None
+
+
+def read_sensors(root: Path = Path("/")) -> Sensors:
+    """Read everything once; a few file reads, below a millisecond where the drivers answer at once."""
+    battery_ratio, on_battery = _battery(root)
+    load = _number(_text(root / "proc/loadavg").split(" ")[0])
+    return Sensors(
+        temperature_c=_temperature_c(root),
+        throttled=_throttled(root),
+        battery_ratio=battery_ratio,
+        on_battery=on_battery,
+        load_ratio=None if load is None else load / max(1, len(allowed_cores(root))),
+        memory_available_bytes=meminfo_bytes(root, "MemAvailable"),
+    )
+
+
+def _temperature_c(root: Path) -> float | None:
+    thermal = _below(root, "sys/class/thermal", "thermal_zone*")
+    zones = [(_text(zone / "type").lower(), _milli(zone / "temp")) for zone in thermal]
+    chips = [
+        (chip_name, _milli(sensor))
+        for chip in _below(root, "sys/class/hwmon", "hwmon*")
+        if (chip_name := _text(chip / "name"))
+        for sensor in sorted(chip.glob("temp*_input"))
+    ]
+    of_cpu = [c for kind, c in zones if kind.startswith(_CPU_ZONES)] + [c for chip, c in chips if chip in _CPU_CHIPS]
+    hottest = _hottest(of_cpu)
+    return hottest if hottest is not None else _hottest([c for _, c in zones + chips])
+
+
+def _hottest(found: Iterable[float | None]) -> float | None:
+    low, high = _PLAUSIBLE_C
+    return max((c for c in found if c is not None and low < c < high), default=None)
+
+
+def _throttled(root: Path) -> bool | None:
+    firmware = root.glob("sys/devices/platform/soc*/soc*:firmware/get_throttled")
+    signs = [bool(_hex(_text(flags)) & _RASPBERRY_CAPPED) for flags in firmware]
+    signs += [
+        (_number(_text(device / "cur_state")) or 0) > 0
+        for device in _below(root, "sys/class/thermal", "cooling_device*")
+        if any(word in _text(device / "type").lower() for word in ("cpufreq", "processor"))
+    ]
+    return any(signs) if signs else None
+
+
+def _battery(root: Path) -> tuple[float | None, bool | None]:
+    """(charge of the weakest battery, whether the device runs on it); mice and keyboards do not count."""
+    charges: list[float] = []
+    discharging: list[bool] = []
+    for supply in _below(root, "sys/class/power_supply", "*"):
+        powers_us = _text(supply / "type") == "Battery" and _text(supply / "scope") != "Device"
+        if not powers_us or _text(supply / "present") == "0":
+            continue
+        charge = _number(_text(supply / "capacity"))
+        if charge is None:
+            for kind in ("energy", "charge"):
+                now, full = _number(_text(supply / f"{kind}_now")), _number(_text(supply / f"{kind}_full"))
+                if now is not None and full:
+                    charge = 100.0 * now / full
+        if charge is not None:
+            charges.append(min(max(charge / 100.0, 0.0), 1.0))
+            discharging.append(_text(supply / "status") == "Discharging")
+    return (min(charges), any(discharging)) if charges else (None, None)
+
+
+def _below(root: Path, folder: str, pattern: str) -> list[Path]:
+    return sorted((root / folder).glob(pattern))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip().strip("\0")
+    except OSError:  # drivers answer EAGAIN, EINVAL or ENODATA when a sensor sleeps
+        return ""
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _milli(path: Path) -> float | None:
+    value = _number(_text(path))
+    return None if value is None else value / 1000.0
+
+
+def _hex(text: str) -> int:
+    try:
+        return int(text, 16)
+    except ValueError:
+        return 0
