@@ -200,10 +200,10 @@ def _struct_in(info: msgspec.inspect.Type) -> msgspec.inspect.Type:
     return info
 
 
-def _choices(info: msgspec.inspect.Type) -> list[str | int]:
+def _choices(info: msgspec.inspect.Type) -> list[object]:
     """What a literal may be, and the type beside it where there is one (`int`)."""
     members = info.types if isinstance(info, msgspec.inspect.UnionType) else (info,)
-    choices: list[str | int] = []
+    choices: list[object] = []
     for member in members:
         if isinstance(member, msgspec.inspect.LiteralType):
             choices += member.values

@@ -1,0 +1,86 @@
+"""How far a lossy plan's outputs are from the unsplit model's: lower is better, 0 is the same.
+
+Every measure judges one output tensor and reports its worst row (what the last axis spans: one item's scores), so that
+one bad answer in a batch cannot hide behind good ones; `top1` is a share by nature. Who measures takes the worst over
+outputs and inputs. Not a correctness check of lossless plans: that is `split.tensor.relative_difference`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import numpy as np
+
+from split.errors import CodecError
+from split.tensor import Array, relative_difference
+
+_FLOOR: Final = 1e-12
+"""Smallest probability used where the model gives probabilities: keeps the logarithm finite."""
+
+
+def divergence(measure: str, found: Array, expected: Array) -> float:
+    """`measure` of `found` (the lossy plan's output) against `expected` (the unsplit model's), 0 … inf.
+
+    inf where shapes or element types differ, or where values are not finite at different places; 0.0 where both are
+    equal or empty. CodecError for a measure that is not in `MEASURES`.
+    """
+    if measure not in MEASURES:
+        raise CodecError(f"fidelity measure {measure!r} is not known; known are {', '.join(MEASURES)}")
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return math.inf
+    if found.dtype.kind not in "fiu" or np.array_equal(found, expected, equal_nan=found.dtype.kind == "f"):
+        return 0.0 if np.array_equal(found, expected, equal_nan=found.dtype.kind == "f") else math.inf
+    if measure != "relative" and not (np.isfinite(found).all() and np.isfinite(expected).all()):
+        return math.inf
+    return MEASURES[measure](found, expected)
+
+
+def _rows(array: Array) -> Array:
+    """[rows, last axis] in FP64."""
+    return array.reshape(-1, array.shape[-1] if array.ndim else 1).astype(np.float64)
+
+
+def _log_probabilities(rows: Array, *, already: bool) -> Array:
+    if already:
+        floored = np.maximum(rows, _FLOOR)
+        return np.asarray(np.log(floored / floored.sum(axis=1, keepdims=True)))
+    shifted = rows - rows.max(axis=1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
+
+
+def _kl(found: Array, expected: Array) -> float:
+    """Kullback–Leibler divergence KL(expected ‖ found) in nats of the class distributions over the last axis.
+
+    Rows that are distributions already (none negative, sums within 1e-3 of 1, in the expected tensor) are taken as
+    they are, anything else as logits through softmax.
+    """
+    wanted, got = _rows(expected), _rows(found)
+    already = bool((wanted >= 0).all() and (np.abs(wanted.sum(axis=1) - 1) <= 1e-3).all())
+    log_p = _log_probabilities(wanted, already=already)
+    log_q = _log_probabilities(got, already=already)
+    return max(0.0, float((np.exp(log_p) * (log_p - log_q)).sum(axis=1).max()))
+
+
+def _cosine(found: Array, expected: Array) -> float:
+    """1 − cosine of the angle between rows, 0 … 2; a zero row against another counts 1."""
+    wanted, got = _rows(expected), _rows(found)
+    product = np.linalg.norm(wanted, axis=1) * np.linalg.norm(got, axis=1)
+    cosine = np.where(product > 0, (wanted * got).sum(axis=1) / np.where(product > 0, product, 1), 0)
+    cosine = np.where((wanted == got).all(axis=1), 1, cosine)
+    return max(0.0, float((1 - cosine).max()))
+
+
+def _top1(found: Array, expected: Array) -> float:
+    """Share of rows whose largest element (the first of equals) is at another place, 0 … 1."""
+    return float((_rows(found).argmax(axis=1) != _rows(expected).argmax(axis=1)).mean())
+
+
+MEASURES: Final[Mapping[str, Callable[[Array, Array], float]]] = {
+    "kl": _kl,
+    "relative": relative_difference,
+    "cosine": _cosine,
+    "top1": _top1,
+}
+"""Name in the contract → measure. `relative` is max|a − b| / max|b| over the tensor."""
