@@ -1,4 +1,4 @@
-"""The caller's side of the protocol: tensors → request body, answer body → tensors. Pure; for the tools and the demo."""
+"""The caller's side of the protocol: tensors → request body, answer body → tensors. Pure; for tools and demo."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from split.errors import RemoteProtocolError
+from split.errors import InvalidRequest, RemoteProtocolError
 from split.oip.infer import OipResponse, Scalar
 from split.oip.tensors import Buffer, from_binary, from_json, to_binary
 from split.tensor import Array, Tensors, dtype_name
@@ -61,16 +61,10 @@ def parse_response(body: Buffer, header_length: int | None) -> OipResponse:
         json = msgspec.json.decode(view if header_length is None else view[:header_length], type=_ResponseJson)
     except msgspec.MsgspecError as error:
         raise RemoteProtocolError(f"the answer is no inference response: {error}") from None
-    outputs: Tensors = {}
-    at = 0
-    for tensor in json.outputs:
-        size = tensor.parameters.get("binary_data_size")
-        shape = tuple(tensor.shape)
-        if isinstance(size, int):
-            outputs[tensor.name] = from_binary(tensor.name, tensor.datatype, shape, binary[at : at + size])
-            at += size
-        else:
-            outputs[tensor.name] = from_json(tensor.name, tensor.datatype, shape, tensor.data)
+    try:
+        outputs = _outputs(json.outputs, binary)
+    except InvalidRequest as error:
+        raise RemoteProtocolError(f"the answer's tensors are damaged: {error}") from None
     return OipResponse(
         model_name=json.model_name,
         model_version=json.model_version,
@@ -78,3 +72,17 @@ def parse_response(body: Buffer, header_length: int | None) -> OipResponse:
         parameters=json.parameters,
         outputs=outputs,
     )
+
+
+def _outputs(tensors: list[_TensorJson], binary: memoryview) -> Tensors:
+    outputs: Tensors = {}
+    at = 0
+    for tensor in tensors:
+        size = tensor.parameters.get("binary_data_size")
+        shape = tuple(tensor.shape)
+        if isinstance(size, int):
+            outputs[tensor.name] = from_binary(tensor.name, tensor.datatype, shape, binary[at : at + size])
+            at += size
+        else:
+            outputs[tensor.name] = from_json(tensor.name, tensor.datatype, shape, tensor.data)
+    return outputs

@@ -36,15 +36,17 @@ def shown(name: object) -> str:
 def check_shape(name: str, shape: Sequence[int]) -> int:
     """Elements of a tensor of this shape; InvalidRequest for a negative dim, too many dims or an absurd product."""
     if len(shape) > MAX_RANK:
-        raise InvalidRequest(f"input {shown(name)}: shape has {len(shape)} dims, at most {MAX_RANK} are accepted")
+        raise InvalidRequest(f"tensor {shown(name)}: shape has {len(shape)} dims, at most {MAX_RANK} are accepted")
     for dim in shape:
         if dim < 0:
             raise InvalidRequest(
-                f"input {shown(name)}: shape {list(shape)} has a negative dim; "
+                f"tensor {shown(name)}: shape {list(shape)} has a negative dim; "
                 "a request gives the real size of each dim"
             )
     if math.prod(dim for dim in shape if dim) > MAX_ELEMENTS:
-        raise InvalidRequest(f"input {shown(name)}: shape {list(shape)} names more elements than any request can carry")
+        raise InvalidRequest(
+            f"tensor {shown(name)}: shape {list(shape)} names more elements than any request can carry"
+        )
     return math.prod(shape)
 
 
@@ -53,7 +55,8 @@ def numpy_dtype(name: str, datatype: str) -> np.dtype[Any]:
     dtype = NUMPY_DTYPES.get(datatype)
     if dtype is None:
         raise InvalidRequest(
-            f"input {shown(name)}: datatype {shown(datatype)} is not supported; supported are {', '.join(NUMPY_DTYPES)}"
+            f"tensor {shown(name)}: datatype {shown(datatype)} is not supported; "
+            f"supported are {', '.join(NUMPY_DTYPES)}"
         )
     return dtype
 
@@ -66,11 +69,11 @@ def from_binary(name: str, datatype: str, shape: tuple[int, ...], body: memoryvi
         return _objects(bytes_elements(name, body, count), shape)
     if body.nbytes != count * dtype.itemsize:
         raise InvalidRequest(
-            f"input {shown(name)}: shape {list(shape)} of {datatype} takes {count * dtype.itemsize} bytes, "
+            f"tensor {shown(name)}: shape {list(shape)} of {datatype} takes {count * dtype.itemsize} bytes, "
             f"got {body.nbytes}"
         )
     if datatype == "BOOL" and count and np.frombuffer(body, np.uint8).max() > 1:
-        raise InvalidRequest(f"input {shown(name)}: a BOOL element must be the byte 0 or 1, got another value")
+        raise InvalidRequest(f"tensor {shown(name)}: a BOOL element must be the byte 0 or 1, got another value")
     flat: Array = np.frombuffer(body, dtype) if count else np.empty(0, dtype)
     if not flat.flags.aligned:
         flat = flat.copy()
@@ -80,24 +83,24 @@ def from_binary(name: str, datatype: str, shape: tuple[int, ...], body: memoryvi
 def bytes_elements(name: str, body: memoryview, count: int) -> list[bytes]:
     """`count` BYTES elements (u32 little-endian length, then the bytes) that fill `body` exactly."""
     if count * _LENGTH.size > body.nbytes:
-        raise InvalidRequest(f"input {shown(name)}: {count} BYTES elements do not fit into {body.nbytes} bytes")
+        raise InvalidRequest(f"tensor {shown(name)}: {count} BYTES elements do not fit into {body.nbytes} bytes")
     elements: list[bytes] = []
     at = 0
     for index in range(count):
         if at + _LENGTH.size > body.nbytes:
-            raise InvalidRequest(f"input {shown(name)}: element {index} of {count} has no length, the buffer ended")
+            raise InvalidRequest(f"tensor {shown(name)}: element {index} of {count} has no length, the buffer ended")
         (size,) = _LENGTH.unpack_from(body, at)
         at += _LENGTH.size
         if size > body.nbytes - at:
             raise InvalidRequest(
-                f"input {shown(name)}: element {index} length exceeds buffer "
+                f"tensor {shown(name)}: element {index} length exceeds buffer "
                 f"({size} bytes named, {body.nbytes - at} left)"
             )
         elements.append(bytes(body[at : at + size]))
         at += size
     if at != body.nbytes:
         raise InvalidRequest(
-            f"input {shown(name)}: {body.nbytes - at} bytes follow the last of {count} BYTES elements; "
+            f"tensor {shown(name)}: {body.nbytes - at} bytes follow the last of {count} BYTES elements; "
             "shape and data disagree"
         )
     return elements
@@ -108,12 +111,12 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: object) ->
     dtype = numpy_dtype(name, datatype)
     count = check_shape(name, shape)
     if datatype == "FP16":
-        raise InvalidRequest(f"input {shown(name)}: FP16 has no JSON form; send it as binary data (binary_data_size)")
+        raise InvalidRequest(f"tensor {shown(name)}: FP16 has no JSON form; send it as binary data (binary_data_size)")
     if not isinstance(data, list):
-        raise InvalidRequest(f"input {shown(name)}: data must be an array, got {_json_type(data)}")
+        raise InvalidRequest(f"tensor {shown(name)}: data must be an array, got {_json_type(data)}")
     flat = _flatten(name, shape, data)
     if len(flat) != count:
-        raise InvalidRequest(f"input {shown(name)}: shape {list(shape)} needs {count} elements, data has {len(flat)}")
+        raise InvalidRequest(f"tensor {shown(name)}: shape {list(shape)} needs {count} elements, data has {len(flat)}")
     match dtype.kind:
         case "b":
             _only(name, datatype, flat, {bool}, "true or false")
@@ -124,7 +127,7 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: object) ->
             for value in (min(flat), max(flat)) if flat else ():
                 if not bounds.min <= value <= bounds.max:
                     raise InvalidRequest(
-                        f"input {shown(name)}: {shown(value)} is out of range for {datatype} "
+                        f"tensor {shown(name)}: {shown(value)} is out of range for {datatype} "
                         f"({bounds.min} to {bounds.max})"
                     )
             return np.array(flat, dtype).reshape(shape)
@@ -136,7 +139,7 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: object) ->
             except OverflowError:
                 array = np.array([math.inf], dtype)
             if not np.isfinite(array).all():
-                raise InvalidRequest(f"input {shown(name)}: a value is out of range for {datatype}")
+                raise InvalidRequest(f"tensor {shown(name)}: a value is out of range for {datatype}")
             return array.reshape(shape)
         case _:
             _only(name, datatype, flat, {str}, "a string")
@@ -178,7 +181,7 @@ def _flatten(name: str, shape: tuple[int, ...], data: list[Any]) -> list[Any]:
         width = len(level[0])
         if len(found) == len(shape) or not all(type(row) is list and len(row) == width for row in level):
             raise InvalidRequest(
-                f"input {shown(name)}: nested data is ragged or deeper than shape {list(shape)}; "
+                f"tensor {shown(name)}: nested data is ragged or deeper than shape {list(shape)}; "
                 "send it flat or nested as shape"
             )
         level = list(itertools.chain.from_iterable(level))
@@ -188,7 +191,8 @@ def _flatten(name: str, shape: tuple[int, ...], data: list[Any]) -> list[Any]:
     # An empty level ends the nesting early: [[], []] stands for [2, 0] and for [2, 0, 3].
     if tuple(found) != shape and not (found[-1] == 0 and tuple(found) == shape[: len(found)]):
         raise InvalidRequest(
-            f"input {shown(name)}: data is nested as {found}, shape says {list(shape)}; send it flat or nested as shape"
+            f"tensor {shown(name)}: data is nested as {found}, shape says {list(shape)}; "
+            "send it flat or nested as shape"
         )
     return level
 
@@ -198,7 +202,7 @@ def _only(name: str, datatype: str, flat: list[Any], allowed: set[type], wanted:
         return
     at, value = next((at, value) for at, value in enumerate(flat) if type(value) not in allowed)
     raise InvalidRequest(
-        f"input {shown(name)}: an element of {datatype} must be {wanted}, got {_json_type(value)} at index {at}"
+        f"tensor {shown(name)}: an element of {datatype} must be {wanted}, got {_json_type(value)} at index {at}"
     )
 
 

@@ -1,0 +1,482 @@
+"""The device's front door for local programs: Open Inference Protocol v2 over HTTP, on TCP loopback and a UNIX socket.
+
+HTTP only: what a request means is `split.oip`, what becomes of it is the `Service` behind. No error text holds a
+traceback; every answer to a failed request is `{"error": "…"}` with the status of its `IsthmusError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Iterable
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import msgspec
+from aiohttp import web
+
+from agent.http_body import body_encoding, pack, read_body, unpack, wanted_encoding
+from agent.http_guard import Guard, HttpRefusal
+from agent.http_listen import UnixListener, open_tcp, open_unix, parse_address
+from split.errors import InvalidRequest, IsthmusError, Overloaded, TooLarge, UnknownModel, UnsupportedRequest
+from split.oip.infer import ModelMetadata, OipRequest, OipResponse
+from split.oip.request import parse_infer
+from split.oip.response import build_response
+from split.oip.schema import request_schema, response_schema
+from split.oip.tensors import Buffer
+
+log = logging.getLogger(__name__)
+
+HEADER_LENGTH: Final = "Inference-Header-Content-Length"
+EXTENSIONS: Final = (
+    "binary_tensor_data",
+    "model_repository",
+    "model_configuration",
+    "statistics",
+    "parameters",
+)
+
+ADMIN_BODY_BYTES: Final = 64 << 10
+"""Bodies of index, load and unload are a few words."""
+KEEPALIVE_S: Final = 75.0
+"""An idle connection is closed after this; a little more than the 60 s after which common clients drop theirs."""
+READ_BUFFER_BYTES: Final = 512 << 10
+"""Per connection: large enough that a tensor of 600 KB arrives without pausing the socket again and again."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+
+
+class Service(Protocol):
+    """What the daemon offers behind its front doors. `version` is "" where the caller named none.
+
+    All methods but the awaitable ones return at once. UnknownModel and ModelUnavailable where a model is named.
+    """
+
+    def live(self) -> bool: ...
+
+    def ready(self) -> bool: ...
+
+    def index(self) -> list[dict[str, str]]:
+        """Rows `{"name", "version", "state", "reason"}` of the repository index."""
+
+    def metadata(self, name: str, version: str) -> ModelMetadata:
+        """Of a model that can answer now."""
+
+    def contract(self, name: str) -> dict[str, Any]:
+        """The contract as data; `labels` in it: output name → words of its classes."""
+
+    def config(self, name: str, version: str) -> dict[str, Any]:
+        """Triton's ModelConfig."""
+
+    def stats(self, name: str | None) -> list[dict[str, Any]]:
+        """Triton's `model_stats`: one element a version."""
+
+    async def infer(self, model: str, version: str, request: OipRequest, received_at_s: float) -> OipResponse:
+        """`received_at_s`: when the request's header had come (monotonic); its deadline counts from there."""
+
+    async def load(self, name: str) -> None: ...
+
+    async def unload(self, name: str) -> None: ...
+
+    def status(self) -> dict[str, Any]: ...
+
+    def explain(self, request_id: str) -> dict[str, Any] | None: ...
+
+    def metrics(self) -> bytes:
+        """Prometheus text format 0.0.4."""
+
+
+class HttpApi:
+    """The server. `await start(…)`, later `await stop()`; both on the same event loop."""
+
+    def __init__(
+        self,
+        service: Service,
+        *,
+        version: str,
+        max_body_bytes: int = 64 << 20,
+        max_json_bytes: int = 16 << 20,
+        inflight_bytes: int = 256 << 20,
+        max_connections: int = 256,
+        header_timeout_s: float = 10.0,
+        body_timeout_s: float = 30.0,
+        send_timeout_s: float = 30.0,
+        drain_timeout_s: float = 10.0,
+        hosts: Iterable[str] = (),
+    ) -> None:
+        """`max_body_bytes`: one body, packed or unpacked. `max_json_bytes`: the JSON in it, which is read on the event
+        loop (16 MiB take about 0.1 s; larger tensors go as binary data). `inflight_bytes`: all bodies at once.
+        `header_timeout_s`, `body_timeout_s`, `send_timeout_s`: from first to last byte. `drain_timeout_s`: what `stop`
+        gives to requests in flight. `hosts`: further names of this service, besides loopback and the one listened on.
+        """
+        assert 0 < max_json_bytes <= max_body_bytes <= inflight_bytes
+        self._service = service
+        self._version = version
+        self._max_body_bytes = max_body_bytes
+        self._max_json_bytes = max_json_bytes
+        self._free_bytes = inflight_bytes
+        self._connections_left = max_connections
+        self._header_timeout_s = header_timeout_s
+        self._body_timeout_s = body_timeout_s
+        self._send_timeout_s = send_timeout_s
+        self._drain_timeout_s = drain_timeout_s
+        self._hosts = tuple(hosts)
+        self._runners: list[web.ServerRunner] = []
+        self._unpacking = asyncio.Semaphore(1)
+        self._unix: UnixListener | None = None
+        self._ports: tuple[int, ...] = ()
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """TCP ports listened on; empty before `start` and without `http`."""
+        return self._ports
+
+    async def start(self, http: str | None, unix: Path | None) -> None:
+        """Listen on `HOST:PORT` and/or a UNIX socket. ConfigError when one cannot be opened; nothing is open then."""
+        try:
+            if http is not None:
+                host, port = parse_address(http)
+                opened = open_tcp(host, port)
+                self._ports = tuple(sorted({bound.getsockname()[1] for bound in opened}))
+                guard = Guard((host, *self._hosts))
+                await self._serve(guard, opened)
+            if unix is not None:
+                self._unix = open_unix(unix)
+                await self._serve(None, [self._unix.socket])
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Accept nothing more, let requests in flight end (within the drain time), close. May be called twice."""
+        runners, self._runners = self._runners, []
+        await asyncio.gather(*(runner.cleanup() for runner in runners))
+        self._ports = ()
+        unix, self._unix = self._unix, None
+        if unix is not None:
+            unix.remove()
+
+    async def _serve(self, guard: Guard | None, opened: list[Any]) -> None:
+        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            return await self._handle(request, guard)
+
+        runner = web.ServerRunner(_Server(handle, self), shutdown_timeout=self._drain_timeout_s)
+        self._runners.append(runner)
+        await runner.setup()
+        for bound in opened:
+            await web.SockSite(runner, bound).start()
+
+    def take_connection(self) -> bool:
+        """Whether one more connection may stay open; each one taken is given back."""
+        self._connections_left -= 1
+        return self._connections_left >= 0
+
+    def give_connection(self) -> None:
+        self._connections_left += 1
+
+    @property
+    def header_timeout_s(self) -> float:
+        return self._header_timeout_s
+
+    # -- one request --------------------------------------------------------------------------------------------------
+
+    async def _handle(self, request: web.BaseRequest, guard: Guard | None) -> web.StreamResponse:
+        received_at_s = time.monotonic()
+        try:
+            if guard is not None:
+                guard.check(request.method, request.headers)
+            return await self._route(request, received_at_s)
+        except IsthmusError as error:
+            response = _json({"error": str(error)}, error.status)
+            if isinstance(error, HttpRefusal):
+                response.headers.update(error.headers)
+            if error.status == 408:  # the rest of that body may still drip in
+                response.force_close()
+            return response
+        except ConnectionError:
+            raise
+        except Exception:
+            log.exception("%s %s failed", request.method, request.path)
+            return _json({"error": "internal error; the daemon's log says more"}, 500)
+
+    async def _route(self, request: web.BaseRequest, received_at_s: float) -> web.StreamResponse:
+        service = self._service
+        match request.path.split("/")[1:]:
+            case ["v2", "models", name, *rest] if name != "stats" or rest:
+                match rest:
+                    case ["versions", version, *rest]:
+                        pass
+                    case _:
+                        version = ""
+                return await self._model(request, _name(name), version, rest, received_at_s)
+            case ["v2"]:
+                _only(request, "GET")
+                return _json({"name": "isthmus", "version": self._version, "extensions": EXTENSIONS})
+            case ["v2", "health", "live"]:
+                _only(request, "GET")
+                live = service.live()
+                return _json({"live": live}, 200 if live else 503)
+            case ["v2", "health", "ready"]:
+                _only(request, "GET")
+                ready = service.ready()
+                return _json({"live": service.live(), "ready": ready}, 200 if ready else 503)
+            case ["v2", "models", "stats"]:
+                _only(request, "GET")
+                return _json({"model_stats": service.stats(None)})
+            case ["v2", "repository", "index"]:
+                return await self._index(request)
+            case ["v2", "repository", "models", name, "load"]:
+                await self._admin_body(request)
+                await service.load(_name(name))
+                return web.Response()
+            case ["v2", "repository", "models", name, "unload"]:
+                await self._admin_body(request)
+                await service.unload(_name(name))
+                return web.Response()
+            case ["v2", "isthmus", "status"]:
+                _only(request, "GET")
+                return _json(service.status())
+            case ["v2", "isthmus", "explain", request_id]:
+                _only(request, "GET")
+                explained = service.explain(request_id)
+                if explained is None:
+                    raise HttpRefusal(404, "no such request is remembered; the id is isthmus.request_id of an answer")
+                return _json(explained)
+            case ["metrics"]:
+                _only(request, "GET")
+                return web.Response(
+                    body=service.metrics(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+                )
+            case _:
+                raise HttpRefusal(404, "no such path; GET /v2 and its models are served here")
+
+    async def _model(
+        self, request: web.BaseRequest, name: str, version: str, rest: list[str], received_at_s: float
+    ) -> web.StreamResponse:
+        service = self._service
+        match rest:
+            case ["infer"]:
+                _only(request, "POST")
+                return await self._infer(request, name, version, received_at_s)
+            case [] if request.method == "OPTIONS":
+                return self._describe(name, version)
+            case []:
+                _only(request, "GET", "OPTIONS")
+                return _json(service.metadata(name, version).as_json())
+            case ["ready"]:
+                _only(request, "GET")
+                return _json({"name": service.metadata(name, version).name, "ready": True})
+            case ["config"]:
+                _only(request, "GET")
+                return _json(service.config(name, version))
+            case ["stats"]:
+                _only(request, "GET")
+                service.metadata(name, version)  # a version that is not there has no statistics
+                return _json({"model_stats": service.stats(name)})
+            case _:
+                raise HttpRefusal(404, "no such path of a model; served are infer, ready, config and stats")
+
+    def _describe(self, name: str, version: str) -> web.Response:
+        metadata = self._service.metadata(name, version)
+        body = {
+            **metadata.as_json(),
+            "contract": self._service.contract(name),
+            "schemas": {"request": request_schema(metadata), "response": response_schema(metadata)},
+        }
+        response = _json(body)
+        response.headers["Allow"] = "GET, HEAD, OPTIONS"
+        return response
+
+    async def _infer(
+        self, request: web.BaseRequest, name: str, version: str, received_at_s: float
+    ) -> web.StreamResponse:
+        header_length = _header_length(request)
+        # Without an announced length the whole limit is set aside: the body may become that large.
+        announced = request.content_length
+        held = self._max_body_bytes if announced is None else min(announced, self._max_body_bytes)
+        if held > self._free_bytes:
+            raise Overloaded(f"no room for a body of {held} bytes besides those in flight; try again")
+        self._free_bytes -= held
+        try:
+            body = await self._body(request, self._max_body_bytes, header_length or 0)
+            self._free_bytes -= body.nbytes - held  # an unpacked one is larger
+            held = body.nbytes
+            json_bytes = body.nbytes if header_length is None else header_length
+            if json_bytes > self._max_json_bytes:
+                raise TooLarge(
+                    f"the request has {json_bytes} bytes of JSON, at most {self._max_json_bytes} are accepted; "
+                    "send large tensors as binary data"
+                )
+            metadata = self._service.metadata(name, version) if header_length == 0 else None
+            asked = parse_infer(body, header_length, metadata=metadata)
+            del body
+            response = await self._service.infer(name, version, asked, received_at_s)
+            json_length, buffers = build_response(response, asked)
+            return await self._answer(request, json_length, buffers)
+        finally:
+            self._free_bytes += held
+
+    async def _body(self, request: web.BaseRequest, limit_bytes: int, json_bytes: int = 0) -> memoryview:
+        """The body, whole and unpacked. One is unpacked at a time: each may grow to the limit."""
+        encoding = body_encoding(request)
+        body = await read_body(
+            request, limit_bytes=limit_bytes, timeout_s=self._body_timeout_s, json_bytes=0 if encoding else json_bytes
+        )
+        if encoding is None:
+            return body
+        async with self._unpacking:
+            return await unpack(body, encoding, limit_bytes)
+
+    async def _answer(
+        self, request: web.BaseRequest, json_length: int | None, buffers: list[Buffer]
+    ) -> web.StreamResponse:
+        headers = {"Content-Type": "application/json" if json_length is None else "application/octet-stream"}
+        if json_length is not None:
+            headers[HEADER_LENGTH] = str(json_length)
+        encoding = wanted_encoding(request)
+        if encoding is not None:
+            headers["Content-Encoding"] = encoding
+            buffers = [await pack(buffers, encoding)]
+        response = web.StreamResponse(headers=headers)
+        response.content_length = sum(map(len, buffers))
+        try:
+            async with asyncio.timeout(self._send_timeout_s):
+                await response.prepare(request)
+                for buffer in buffers:
+                    await response.write(buffer)
+                await response.write_eof()
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+            raise ConnectionResetError("the caller does not take its answer") from None
+        return response
+
+    async def _index(self, request: web.BaseRequest) -> web.Response:
+        only_ready = (await self._admin_body(request)).get("ready", False)
+        if not isinstance(only_ready, bool):
+            raise InvalidRequest("ready must be true or false")
+        return _json([row for row in self._service.index() if not only_ready or row["state"] == "READY"])
+
+    async def _admin_body(self, request: web.BaseRequest) -> dict[str, Any]:
+        """The JSON object of a repository request; an empty body is an empty object."""
+        _only(request, "POST")
+        body = await self._body(request, ADMIN_BODY_BYTES)
+        if not body.nbytes:
+            return {}
+        try:
+            found = msgspec.json.decode(body, type=dict[str, Any])
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"the body must be a JSON object or empty: {error}") from None
+        parameters = found.get("parameters", {})
+        if not isinstance(parameters, dict):
+            raise InvalidRequest("parameters must be an object")
+        for key, value in parameters.items():
+            if key == "unload_dependents" and isinstance(value, bool):
+                continue
+            if key == "config" or key.startswith("file:"):
+                raise UnsupportedRequest("a model's files and configuration cannot be sent; put them into the folder")
+            raise InvalidRequest("parameters may hold unload_dependents (true or false) and nothing else")
+        return found
+
+
+class _Server(web.Server):
+    def __init__(self, handler: Any, api: HttpApi) -> None:
+        super().__init__(handler, handler_cancellation=True)
+        self._api = api
+
+    def __call__(self) -> web.RequestHandler:
+        return _Connection(self, self._api)
+
+    def _make_request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+        protocol.header_came()
+        return super()._make_request(message, payload, protocol, writer, task)
+
+
+class _Connection(web.RequestHandler):
+    """One connection, with the two limits that aiohttp does not have: their number, and the time for a whole header."""
+
+    def __init__(self, server: _Server, api: HttpApi) -> None:
+        options: dict[str, Any] = {
+            "access_log": None,
+            "auto_decompress": False,  # bounded in http_body
+            "keepalive_timeout": KEEPALIVE_S,
+            "read_bufsize": READ_BUFFER_BYTES,
+        }
+        super().__init__(server, loop=asyncio.get_running_loop(), **options)
+        self._api = api
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._in_request = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if not self._api.take_connection():
+            assert isinstance(transport, asyncio.Transport)
+            transport.abort()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._api.give_connection()
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._header_timer is None and not self._in_request:
+            self._header_timer = asyncio.get_running_loop().call_later(self._api.header_timeout_s, self.force_close)
+        super().data_received(data)
+
+    def header_came(self) -> None:
+        """A request's header is whole; from here to the end of its answer, what comes is its body."""
+        self._in_request = True
+        self._stop_timer()
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        self._in_request = False
+        return await super().finish_response(request, resp, start_time)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """What never became a request (aiohttp refused its bytes): a sentence instead of aiohttp's page."""
+        log.info("bytes that are no HTTP request: %s", exc)
+        response = _json({"error": f"the bytes are no HTTP/1.1 request ({HTTPStatus(status).phrase})"}, status)
+        response.force_close()
+        return response
+
+    def _stop_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+
+def _json(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+
+
+def _only(request: web.BaseRequest, *methods: str) -> None:
+    if request.method in methods or (request.method == "HEAD" and "GET" in methods):
+        return
+    allowed = ", ".join(methods)
+    raise HttpRefusal(405, f"this path takes {allowed}", {"Allow": allowed})
+
+
+def _name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise UnknownModel("a model's name has 1 to 128 letters, digits, '.', '_' or '-', and no '.' in front")
+    return name
+
+
+def _header_length(request: web.BaseRequest) -> int | None:
+    text = request.headers.get(HEADER_LENGTH)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 12):
+        raise InvalidRequest(f"{HEADER_LENGTH} must be a whole number of bytes")
+    return int(text)
