@@ -45,13 +45,14 @@ class _Model:
     """One model as the planner knows it."""
 
     profile: ModelProfile
+    measured: PlanTable
+    """As profiled."""
     table: PlanTable
+    """As known now: residuals of the heads, the companion's own times for the tails."""
     groups: dict[CutId | Placement, Flags]
     """Rows that share a segment: all codecs of one cut, of offload."""
-    base_tail_ms: Floats
-    tail_ms: Floats
-    """`base_tail_ms` with residuals."""
-    head_ms: Floats
+    cloud_ms: Floats
+    """Per plan, the companion's compute as it said itself (or by its speed), before residuals."""
     opened: Flags
     edge: Drift = field(default_factory=Drift)
     image: Drift = field(default_factory=lambda: Drift(prior_sigma=0.5))
@@ -98,11 +99,10 @@ class Planner:
             groups[key] = [_segment(plan) == key for plan in table.plans]
         self._models[name] = _Model(
             profile=profile,
+            measured=table,
             table=table,
             groups={key: np.array(rows) for key, rows in groups.items()},
-            base_tail_ms=table.tail_ms,
-            tail_ms=table.tail_ms,
-            head_ms=table.head_ms,
+            cloud_ms=table.costs[Column.TAIL],
             opened=_only_local(table),
         )
 
@@ -118,7 +118,7 @@ class Planner:
         model = self._model(name)
         decision = decide(model.table, self._observation(model, edge_queue_ms, now_s), facts)
         if facts.mode is None and facts.cut is None and facts.codec is None:
-            model.incumbent = model.table.plans.index(decision.chosen.plan)
+            model.incumbent = model.table.row_of[decision.chosen.plan]
         self._decided_at_s = now_s
         return decision
 
@@ -134,15 +134,18 @@ class Planner:
         """Expected device time of what is missing: the tail of `cut`, or (None) the whole. Picture and queue not in."""
         model = self._model(name)
         rows = model.groups.get(cut) if cut is not None else None
-        base = float(model.head_ms[LOCAL_ROW] if rows is None else model.table.tail_ms[int(rows.argmax())])
+        if rows is None:
+            base = float(model.table.costs[Column.HEAD, LOCAL_ROW])
+        else:
+            base = float(model.measured.costs[Column.TAIL, int(rows.argmax())])
         return base * model.edge.ratio * self._slowdown
 
     def prepare_ms(self, name: str, plan: Plan) -> float:
         """Expected device time before a plan's bytes leave: head and encoding; drift and slowdown in, queue not."""
         model = self._model(name)
-        row = model.table.plans.index(plan)
-        encode = float(model.table.costs[Column.ENCODE, row]) * model.codec.ratio
-        return (float(model.head_ms[row]) * model.edge.ratio + encode) * self._slowdown
+        row = model.table.row_of[plan]
+        head_ms, encode_ms = model.table.costs[[Column.HEAD, Column.ENCODE], row].tolist()
+        return float(head_ms * model.edge.ratio + encode_ms * model.codec.ratio) * self._slowdown
 
     def local_only_reason(self, name: str) -> str:
         """Why this model runs on the device only at this moment; "" when the companion may be used."""
@@ -168,13 +171,13 @@ class Planner:
         speed = whole_ms / model.profile.whole_ms if whole_ms > 0.0 and model.profile.whole_ms > 0.0 else 1.0
         model.ready, model.forbidden, model.speed_ratio = True, "", speed
         model.cloud_image_ms = image_ms if image_ms > 0.0 else model.profile.image_ms * speed
-        model.base_tail_ms = model.table.tail_ms * speed
+        model.cloud_ms = model.measured.costs[Column.TAIL] * speed
         model.opened = _only_local(model.table)
         model.cloud = Drift(prior_sigma=0.2)
         model.tail_residuals.clear()
         if (rows := model.groups.get(Placement.OFFLOAD)) is not None:
             model.opened = model.opened | rows
-        model.tail_ms = model.base_tail_ms
+        model.table = model.table.with_compute(tail_ms=model.cloud_ms)
 
     def segment_ready(self, name: str, cut: CutId, tail_ms: float) -> None:
         """The companion holds this cut's tail open, compared and found equal: its splits may be used."""
@@ -183,8 +186,8 @@ class Planner:
             return  # a cut of the card that was never measured here: no plan uses it
         model.opened = model.opened | rows
         if tail_ms > 0.0:
-            model.base_tail_ms = np.where(rows, tail_ms, model.base_tail_ms)
-            model.tail_ms = np.where(rows, tail_ms, model.tail_ms)
+            model.cloud_ms = np.where(rows, tail_ms, model.cloud_ms)
+            model.table = model.table.with_compute(tail_ms=model.cloud_ms)
 
     def companion_lost(self, why: str, now_s: float) -> None:
         """No request goes there from now on (a sentence says why); local plans only."""
@@ -218,13 +221,15 @@ class Planner:
         just before, which says when."""
         self._queue.observe(queue_ms, self._heard_at_s)
         model = self._models.get(name)
-        if model is None or plan not in model.table.plans or plan.placement is Placement.LOCAL:
+        if model is None or plan not in model.table.row_of or plan.placement is Placement.LOCAL:
             return
-        row, key = model.table.plans.index(plan), _segment(plan)
-        model.cloud.observe(tail_ms, float(model.tail_ms[row]))
+        row, key = model.table.row_of[plan], _segment(plan)
+        known_ms = model.table.costs[Column.TAIL]
+        model.cloud.observe(tail_ms, float(known_ms[row]))
         residual = model.tail_residuals.setdefault(key, Residual())
-        residual.observe(tail_ms, float(model.base_tail_ms[row]) * model.cloud.ratio)
-        model.tail_ms = np.where(model.groups[key], model.base_tail_ms * residual.ratio, model.tail_ms)
+        residual.observe(tail_ms, float(model.cloud_ms[row]) * model.cloud.ratio)
+        better_ms = np.where(model.groups[key], model.cloud_ms * residual.ratio, known_ms)
+        model.table = model.table.with_compute(tail_ms=better_ms)
 
     def observe_edge(self, name: str, plan: Plan, stage: str, measured_ms: float) -> None:
         """A device stage took `measured_ms` (slowdown in).
@@ -232,18 +237,19 @@ class Planner:
         `stage`: head, whole (plan LOCAL), local_tail (the finish of a split on the device), image, encode.
         """
         model = self._models.get(name)
-        if model is None or plan not in model.table.plans:
+        if model is None or plan not in model.table.row_of:
             return
-        row, key = model.table.plans.index(plan), _segment(plan)
+        row, key = model.table.row_of[plan], _segment(plan)
         match stage:
             case "head" | "whole":
-                model.edge.observe(measured_ms, float(model.head_ms[row]) * self._slowdown)
+                known_ms, profiled_ms = model.table.costs[Column.HEAD], model.measured.costs[Column.HEAD]
+                model.edge.observe(measured_ms, float(known_ms[row]) * self._slowdown)
                 residual = model.head_residuals.setdefault(key, Residual())
-                base = float(model.table.head_ms[row])
-                residual.observe(measured_ms, base * model.edge.ratio * self._slowdown)
-                model.head_ms = np.where(model.groups[key], base * residual.ratio, model.head_ms)
+                residual.observe(measured_ms, float(profiled_ms[row]) * model.edge.ratio * self._slowdown)
+                better_ms = np.where(model.groups[key], profiled_ms * residual.ratio, known_ms)
+                model.table = model.table.with_compute(head_ms=better_ms)
             case "local_tail":
-                model.edge.observe(measured_ms, float(model.table.tail_ms[row]) * self._slowdown)
+                model.edge.observe(measured_ms, float(model.measured.costs[Column.TAIL, row]) * self._slowdown)
             case "image":
                 model.image.observe(measured_ms, model.profile.image_ms * self._slowdown)
             case "encode":
@@ -311,7 +317,6 @@ class Planner:
         return Observation(
             edge_queue_ms=edge_queue_ms,
             slowdown=self._slowdown,
-            head_ms=model.head_ms,
             alpha=model.edge.ratio,
             alpha_sigma=model.edge.sigma,
             image_ms=model.profile.image_ms,
@@ -326,7 +331,6 @@ class Planner:
         queue_ms, queue_sigma_ms = self._queue.at(now_s)
         return RemoteView(
             link=self._link.estimate(now_s),
-            tail_ms=model.tail_ms,
             beta=model.cloud.ratio,
             beta_sigma=model.cloud.sigma,
             speed_ratio=model.speed_ratio,

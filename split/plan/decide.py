@@ -9,13 +9,14 @@ what is held against the deadline. Pure: nothing is remembered here (the last ch
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, overload
 
 import numpy as np
 
 from split.errors import InvalidRequest
-from split.plan.observation import Flags, Floats, Observation, RemoteView
+from split.plan.observation import Flags, Floats, Observation
 from split.plan.plan import Decision, Placement, PlanEstimate, RequestFacts
 from split.plan.table import Column, PlanTable
 from split.profiles.contract import PRIVACY_ORDER
@@ -51,15 +52,16 @@ def decide(table: PlanTable, observation: Observation, facts: RequestFacts) -> D
         if not mask.any():
             mask = _only_local(len(table))
             suffix = f"; {_not_now(table, observation, _possible(table, facts, wish)[0])}"
-    row, why = _best(table, prediction, mask, facts.budget_ms, None if forced else observation.incumbent or LOCAL_ROW)
+    # Row numbers, least predicted first, what may not run at the end.
+    order = np.where(mask, prediction.mean_ms, np.inf).argsort().tolist()[: int(np.count_nonzero(mask))]
+    row, why = _best(table, prediction, order, facts.budget_ms, None if forced else observation.incumbent or LOCAL_ROW)
     if not forced:
         suffix = _bound(table, observation, facts, prediction, row, mask)
-    costs = np.where(mask, prediction.mean_ms, np.inf)
-    costs[row] = np.inf
-    others = costs.argsort()[: min(int(np.count_nonzero(mask)) - 1, RUNNERS_UP)]
     return Decision(
         chosen=_estimate(table, observation, facts, prediction, row),
-        runners_up=tuple(_estimate(table, observation, facts, prediction, other) for other in others.tolist()),
+        runners_up=_RunnersUp(
+            table, observation, facts, prediction, [other for other in order[: RUNNERS_UP + 1] if other != row]
+        ),
         reason=prefix + why + suffix,
         candidates=len(table),
         link=observation.remote.link.as_mapping() if observation.remote is not None else {},
@@ -82,40 +84,28 @@ class _Prediction:
     """Size of this request's inputs, relative to those that the costs hold for."""
     units: Floats
     """[Column]: ms per unit of each column of `PlanTable.costs`."""
-    head_ms: Floats
-    tail_ms: Floats
     mean_ms: Floats
     risk_ms: Floats
 
 
 def _predict(table: PlanTable, observation: Observation, facts: RequestFacts) -> _Prediction:
-    remote = observation.remote
     scale = facts.input_bytes / table.input_bytes if table.input_bytes and facts.input_bytes else 1.0
     units = _units(observation, facts, scale)
-    head_ms = observation.head_ms * (observation.alpha * observation.slowdown * scale)
-    # Two terms of σ²: device compute, and what is remote. They are independent, so their squares add up.
-    sigma = head_ms * observation.alpha_sigma
-    variance = sigma * sigma
-    if remote is None:
-        tail_ms = np.zeros(len(table))
-        mean_ms = units @ table.costs + head_ms
-    else:
-        tail_ms = remote.tail_ms * (remote.beta * scale)
-        mean_ms = units @ table.costs + head_ms + tail_ms
-        sigma = tail_ms * remote.beta_sigma
-        variance += sigma * sigma
-        variance += _spread_units(remote, facts.encoded_bytes, scale) @ table.spread
+    mean_ms = units @ table.costs
+    variance = _variance_units(observation, facts, scale) @ table.spread
+    # Rounding may leave a certain plan a hair below zero.
     risk_ms = mean_ms + QUANTILE_SIGMAS * np.sqrt(np.maximum(variance, 0.0))
-    return _Prediction(scale=scale, units=units, head_ms=head_ms, tail_ms=tail_ms, mean_ms=mean_ms, risk_ms=risk_ms)
+    return _Prediction(scale=scale, units=units, mean_ms=mean_ms, risk_ms=risk_ms)
 
 
 def _units(observation: Observation, facts: RequestFacts, scale: float) -> Floats:
     """Milliseconds per unit of every `Column`, in its order; the cloud's are 0 without a companion."""
-    codec = observation.slowdown * observation.codec_ratio * scale
+    device = observation.slowdown * scale
+    codec, head = device * observation.codec_ratio, device * observation.alpha
     image = observation.slowdown * observation.image_ratio * observation.image_ms if facts.encoded_bytes else 0.0
     remote = observation.remote
     if remote is None:
-        return np.array([observation.edge_queue_ms, image, codec, 0.0, 0.0, 0.0, 0.0, 0.0, codec])
+        return np.array([observation.edge_queue_ms, image, codec, 0.0, 0.0, 0.0, 0.0, 0.0, codec, head, 0.0])
     link = remote.link
     return np.array(
         [
@@ -128,14 +118,25 @@ def _units(observation: Observation, facts: RequestFacts, scale: float) -> Float
             remote.beta * remote.speed_ratio * scale,
             remote.beta * remote.image_ms + link.up_ms_per_byte * facts.encoded_bytes,
             codec,
+            head,
+            remote.beta * scale,
         ]
     )
 
 
-def _spread_units(remote: RemoteView, encoded_bytes: int, scale: float) -> Floats:
-    """h·P·h for h = (1, up + encoded, down), expanded over the rows of `PlanTable.spread`; the queue's σ² on top."""
+def _variance_units(observation: Observation, facts: RequestFacts, scale: float) -> Floats:
+    """σ² per unit of every row of `PlanTable.spread`.
+
+    Compute: (α·σ_α·head)² + (β·σ_β·tail)². Link: h·P·h for h = (1, up + encoded, down), expanded; the queue's σ² on
+    top. Device, link and cloud are independent, so that their variances add up.
+    """
+    head = observation.alpha * observation.alpha_sigma * observation.slowdown * scale
+    remote = observation.remote
+    if remote is None:
+        return np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, head * head, 0.0])
     rr, ru, rd, uu, ud, dd = remote.link.covariance
-    e, square = float(encoded_bytes), scale * scale
+    e, square = float(facts.encoded_bytes), scale * scale
+    tail = remote.beta * remote.beta_sigma * scale
     return np.array(
         [
             rr + remote.queue_sigma_ms * remote.queue_sigma_ms,
@@ -145,7 +146,9 @@ def _spread_units(remote: RemoteView, encoded_bytes: int, scale: float) -> Float
             2.0 * ud * square,
             dd * square,
             2.0 * ru * e + uu * e * e,
-            2.0 * ud * e,
+            2.0 * ud * e * scale,
+            head * head,
+            tail * tail,
         ]
     )
 
@@ -160,7 +163,7 @@ def _may_run(table: PlanTable, observation: Observation, facts: RequestFacts) ->
         return _only_local(len(table))
     mask: Flags = table.allowed[_level(facts)] & remote.opened
     if not facts.encoded_bytes or remote.encoded_why_not:
-        mask &= table.costs[Column.ENCODED] == 0.0
+        mask &= table.sends_tensors
     return mask
 
 
@@ -243,27 +246,32 @@ def _wish_text(facts: RequestFacts) -> str:
 
 
 def _best(
-    table: PlanTable, prediction: _Prediction, mask: Flags, budget_ms: float, incumbent: int | None
+    table: PlanTable, prediction: _Prediction, order: list[int], budget_ms: float, incumbent: int | None
 ) -> tuple[int, str]:
-    """The row to run and why. `incumbent`: what a challenger must beat; None compares without stickiness."""
+    """The row to run and why. `order`: rows that may run, least predicted first. `incumbent`: what a challenger must
+    beat; None compares without stickiness."""
     mean, risk = prediction.mean_ms, prediction.risk_ms
-    fits = mask & (risk <= budget_ms)
-    if not fits.any():
-        row = int(np.where(mask, risk, np.inf).argmin())
+    row = next((row for row in order if risk[row] <= budget_ms), None)
+    if row is None:
+        row = min(order, key=risk.__getitem__)
         return row, (
-            f"no plan is sure to meet the budget of {budget_ms:.1f} ms; {table.plans[row]} has the least risk: "
+            f"no plan is sure to meet the budget of {budget_ms:.1f} ms; {table.labels[row]} has the least risk: "
             f"expected in {mean[row]:.1f} ms, {risk[row]:.1f} ms at worst"
         )
-    row = int(np.where(fits, mean, np.inf).argmin())
-    if incumbent is None or row == incumbent or not fits[incumbent]:
-        return row, f"{table.plans[row]} is expected first, in {mean[row]:.1f} ms"
-    kept, taken = float(mean[incumbent]), float(mean[row])
+    taken = float(mean[row])
+    late = f"; {table.labels[order[0]]} may take {risk[order[0]]:.1f} ms, over the budget" if row != order[0] else ""
+    if incumbent is None or row == incumbent or incumbent not in order or risk[incumbent] > budget_ms:
+        return row, f"{table.labels[row]} is expected first, in {taken:.1f} ms{late}"
+    kept = float(mean[incumbent])
     if kept - taken < _must_gain_ms(prediction, incumbent, row):
         return incumbent, (
-            f"{table.plans[incumbent]} is expected in {kept:.1f} ms; {table.plans[row]} ({taken:.1f} ms) gains "
-            "too little for a change"
+            f"{table.labels[incumbent]} is expected in {kept:.1f} ms; {table.labels[row]} ({taken:.1f} ms) gains "
+            f"too little for a change{late}"
         )
-    return row, f"{table.plans[row]} is expected first, in {taken:.1f} ms ({table.plans[incumbent]}: {kept:.1f} ms)"
+    return (
+        row,
+        f"{table.labels[row]} is expected first, in {taken:.1f} ms ({table.labels[incumbent]}: {kept:.1f} ms){late}",
+    )
 
 
 def _must_gain_ms(prediction: _Prediction, incumbent: int, challenger: int) -> float:
@@ -287,17 +295,47 @@ def _bound(
     """The constraint that bound: the fastest plan that may not run, where it beats the chosen one; "" otherwise."""
     if observation.remote is None:
         return f"; {observation.remote_why_not}"
-    mean = np.where(mask, np.inf, prediction.mean_ms)
-    if not facts.encoded_bytes:
-        mean[table.costs[Column.ENCODED] != 0.0] = np.inf
-    other = int(mean.argmin())
-    if mean[other] >= prediction.mean_ms[row]:
+    mean = prediction.mean_ms
+    if mask[int(mean.argmin())]:
+        return ""
+    blocked = ~mask if facts.encoded_bytes else ~mask & table.sends_tensors
+    other = int(np.where(blocked, mean, np.inf).argmin())
+    if not blocked[other] or mean[other] >= mean[row]:
         return ""
     why = _never(table, facts, other) or _not_now(table, observation, other)
-    return f"; {table.plans[other]} would take {mean[other]:.1f} ms, but {why}" if why else ""
+    return f"; {table.labels[other]} would take {mean[other]:.1f} ms, but {why}" if why else ""
 
 
 # -- explanation --------------------------------------------------------------------------------------------------
+
+
+class _RunnersUp(Sequence[PlanEstimate]):
+    """The rows below the chosen one, as estimates only when somebody reads them: six would double a decision's time."""
+
+    __slots__ = ("_from", "_rows")
+
+    def __init__(
+        self,
+        table: PlanTable,
+        observation: Observation,
+        facts: RequestFacts,
+        prediction: _Prediction,
+        rows: list[int],
+    ) -> None:
+        self._from = (table, observation, facts, prediction)
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> PlanEstimate: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[PlanEstimate, ...]: ...
+    def __getitem__(self, index: int | slice) -> PlanEstimate | tuple[PlanEstimate, ...]:
+        if isinstance(index, slice):
+            return tuple(_estimate(*self._from, row) for row in self._rows[index])
+        return _estimate(*self._from, self._rows[index])
 
 
 def _estimate(
@@ -323,12 +361,12 @@ def _estimate(
             "queue": parts[Column.ALL],
             "activate": 0.0,
             "image": parts[Column.IMAGE],
-            "head": float(prediction.head_ms[row]),
+            "head": parts[Column.HEAD],
             "encode": parts[Column.ENCODE],
             "up": half_rtt_ms + parts[Column.UP] + link_up_ms,
             "cloud_queue": queue_ms,
             "cloud_decode": parts[Column.CLOUD_DECODE] + parts[Column.ENCODED] - link_up_ms,
-            "tail": float(prediction.tail_ms[row]),
+            "tail": parts[Column.TAIL],
             "down": half_rtt_ms + parts[Column.DOWN],
             "decode": parts[Column.REPLY],
         },

@@ -1,7 +1,4 @@
-"""What is known at one moment, as values: the state in which `decide.py` compares plans. Nothing here learns.
-
-Arrays have one entry per row of the model's `PlanTable` and are not written to while a decision reads them.
-"""
+"""What is known at one moment, as values: the state in which `decide.py` compares plans. Nothing here learns."""
 
 from __future__ import annotations
 
@@ -53,10 +50,8 @@ class RemoteView:
     """The companion as the device sees it at this moment, for one model."""
 
     link: LinkEstimate
-    tail_ms: Floats
-    """Expected cloud compute per plan before drift: tails and wholes; 0 for local."""
     beta: float
-    """Drift of cloud compute: measured / `tail_ms`."""
+    """Drift of cloud compute: measured / the table's tail."""
     beta_sigma: float
     """Standard deviation of beta, relative to it."""
     speed_ratio: float
@@ -78,10 +73,8 @@ class Observation:
     edge_queue_ms: float
     slowdown: float
     """`emulation.slowdown`: multiplies every stage that the device runs."""
-    head_ms: Floats
-    """Expected device compute per plan before drift: heads, the whole for local; 0 for offload."""
     alpha: float
-    """Drift of edge compute: measured / (slowdown · `head_ms`)."""
+    """Drift of edge compute: measured / (slowdown · the table's head)."""
     alpha_sigma: float
     """Standard deviation of alpha, relative to it."""
     image_ms: float

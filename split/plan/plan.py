@@ -1,8 +1,8 @@
-"""The words of a decision: plan, request facts, decision. Values only; `decide.py` chooses, `agent/planner.py` knows."""
+"""The words of a decision: plan, request facts, decision. Only values: `decide.py` chooses, the planner knows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -69,7 +69,8 @@ class PlanEstimate:
     risk_ms: float
     """The quantile that is held against the deadline (≥ predicted_ms)."""
     stages_ms: Mapping[str, float]
-    """queue, activate, image, head, encode, up, cloud_queue, cloud_decode, tail, down, decode; they sum up to predicted_ms."""
+    """queue, activate, image, head (the whole for local), encode, up, cloud_queue, cloud_decode, tail, down, decode;
+    they sum up to predicted_ms."""
     bytes: int
     """Payload bytes up."""
     fidelity: float | None
@@ -84,8 +85,8 @@ class Decision:
     """What was chosen for one request and why: everything `isthmus explain` shows."""
 
     chosen: PlanEstimate
-    runners_up: tuple[PlanEstimate, ...]
-    """Allowed plans, next best first (at most 5)."""
+    runners_up: Sequence[PlanEstimate]
+    """Allowed plans, next best first (at most 5); worked out when read."""
     reason: str
     """One sentence."""
     candidates: int

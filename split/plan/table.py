@@ -1,12 +1,13 @@
 """All plans of one model on one device as numpy columns, with what the contract says about each. Built once per model;
-nothing in it changes with the state of link, load or companion.
+nothing in it changes with the state of link or load.
 
 Row 0 is local. What was not measured is not in the table (no cost) or not allowed (no fidelity).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -40,6 +41,13 @@ class Column(IntEnum):
     """1 where the input travels encoded."""
     REPLY = 8
     """ms to decode the reply"""
+    HEAD = 9
+    """ms of device compute: the head, or the whole for local; 0 for offload."""
+    TAIL = 10
+    """ms of cloud compute: the tail, or the whole for offload; 0 for local. As measured here until `with_compute`."""
+
+
+_SPREAD_HEAD, _SPREAD_TAIL = 8, 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,19 +55,20 @@ class PlanTable:
     """Columns over the plans of one model. Times are ms of this device without `emulation.slowdown` and drift."""
 
     plans: tuple[Plan, ...]
+    row_of: Mapping[Plan, int]
     costs: Floats
     """[Column, plan]"""
     spread: Floats
-    """[8, plan]: 1·remote, up, down, up², up·down, down², encoded, encoded·down: for the link's variance."""
-    head_ms: Floats
-    """Device compute: head, or the whole for local; 0 for offload."""
-    tail_ms: Floats
-    """Compute of the rest, measured on this device: tail, or the whole for offload; 0 for local."""
+    """[10, plan]: 1·remote, up, down, up², up·down, down², encoded, encoded·down, head², tail²: what σ² is made of."""
     fidelity: tuple[float | None, ...]
     allowed: tuple[Flags, Flags, Flags]
     """What the contract allows, per privacy level in the order of `PRIVACY_ORDER`."""
     why_not: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
     """The constraint behind each False, as a sentence; "" where allowed."""
+    labels: tuple[str, ...]
+    """The plans in words."""
+    sends_tensors: Flags
+    """Plans that do not need the input to have come encoded."""
     input_bytes: int
     """Dense bytes of the inputs that the costs hold for; 0 where the shapes are fixed (costs do not scale)."""
     cuts: frozenset[CutId]
@@ -67,6 +76,15 @@ class PlanTable:
 
     def __len__(self) -> int:
         return len(self.plans)
+
+    def with_compute(self, *, head_ms: Floats | None = None, tail_ms: Floats | None = None) -> PlanTable:
+        """The same plans with better known compute times, one entry per plan; None leaves a side as it is."""
+        costs, spread = self.costs.copy(), self.spread.copy()
+        if head_ms is not None:
+            costs[Column.HEAD], spread[_SPREAD_HEAD] = head_ms, head_ms * head_ms
+        if tail_ms is not None:
+            costs[Column.TAIL], spread[_SPREAD_TAIL] = tail_ms, tail_ms * tail_ms
+        return replace(self, costs=costs, spread=spread)
 
     @staticmethod
     def build(card: ModelCard, profile: ModelProfile, contract: Contract) -> PlanTable:
@@ -128,13 +146,14 @@ class PlanTable:
         assert len(reasons) == 3
         return PlanTable(
             plans=tuple(row.plan for row in rows),
+            row_of={row.plan: i for i, row in enumerate(rows)},
             costs=_costs(rows, reply_ms_per_byte),
             spread=_spread(rows),
-            head_ms=np.array([row.head_ms for row in rows]),
-            tail_ms=np.array([row.tail_ms for row in rows]),
             fidelity=tuple(row.fidelity(contract) for row in rows),
             allowed=(_flags(reasons[0]), _flags(reasons[1]), _flags(reasons[2])),
             why_not=reasons,
+            labels=tuple(str(row.plan) for row in rows),
+            sends_tensors=np.array([row.plan.codec != "encoded" for row in rows]),
             input_bytes=_scaling_bytes(card, profile),
             cuts=frozenset(cut.id for cut in card.cuts),
         )
@@ -208,16 +227,17 @@ def _costs(rows: list[_Row], reply_ms_per_byte: float) -> Floats:
         costs[Column.UP, i] = row.up
         costs[Column.DOWN, i] = row.down
         costs[Column.REPLY, i] = row.down * reply_ms_per_byte
+        costs[Column.HEAD, i] = row.head_ms
+        costs[Column.TAIL, i] = row.tail_ms
     return costs
 
 
 def _spread(rows: list[_Row]) -> Floats:
-    spread = np.zeros((8, len(rows)))
+    spread = np.zeros((10, len(rows)))
     for i, row in enumerate(rows):
-        if row.plan is LOCAL:
-            continue
         u, d, e = float(row.up), float(row.down), float(row.plan.codec == "encoded")
-        spread[:, i] = (1.0, u, d, u * u, u * d, d * d, e, e * d)
+        remote = 0.0 if row.plan is LOCAL else 1.0
+        spread[:, i] = (remote, u, d, u * u, u * d, d * d, e, e * d, row.head_ms**2, row.tail_ms**2)
     return spread
 
 
