@@ -54,8 +54,6 @@ async def test_a_cut_with_reset_ends_open_connections_and_refuses_new_ones_until
     async with echo_behind_relay() as (relay, port):
         reader, writer = await dial(port)
         writer.write(b"x")
-        while (await relay.command("stats"))["up_bytes"] != 1:
-            await asyncio.sleep(0)
         await relay.command("cut rst")
         with pytest.raises(ConnectionResetError):
             await reader.read()
@@ -100,7 +98,6 @@ async def test_a_reset_by_the_server_reaches_the_client() -> None:
     reader, writer = await dial(port)
     writer.write(MEGABYTE)
     with pytest.raises(ConnectionResetError):
-        await reader.read()
         await reader.read()
     writer.close()
     await relay.close()
