@@ -49,7 +49,7 @@ class Channel(Protocol):
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes accepted by `send` and not yet handed to the operating system."""
+        """Bytes accepted by `send` and not yet taken by the link (beyond it the transport holds a frame or two)."""
 
     def send(self, message: Message, payload: Sequence[Buffer] = (), *, priority: Priority = Priority.NORMAL) -> None:
         """Queue a message; never blocks. The payload buffers must not change until they are out.

@@ -1,6 +1,6 @@
 """What every transport's channel does alike: queue what came, wake who waits, keep the reason why it ended.
 
-Not a transport: the subclass moves bytes (`_pump`, `_unwritten_bytes`, `_hold_reading`, `_end`) and feeds messages in.
+Not a transport: the subclass moves bytes (`_pump`, `_hold_reading`, `_end`) and feeds messages in.
 Invariant: a channel dies once; what was received before is still handed out, then every call raises the reason.
 """
 
@@ -41,10 +41,6 @@ class Endpoint(ABC):
         """Move frames out while the link takes them."""
 
     @abstractmethod
-    def _unwritten_bytes(self) -> int:
-        """Bytes taken from the connection and not yet handed to the operating system."""
-
-    @abstractmethod
     def _hold_reading(self, hold: bool) -> None:
         """Stop or resume taking bytes from the peer."""
 
@@ -71,7 +67,7 @@ class Endpoint(ABC):
 
     @property
     def queued_bytes(self) -> int:
-        return self._connection.queued_bytes + self._unwritten_bytes()
+        return self._connection.queued_bytes
 
     def send(self, message: Message, payload: Sequence[Buffer] = (), *, priority: Priority = Priority.NORMAL) -> None:
         """See `Channel.send`."""

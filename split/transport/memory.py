@@ -121,9 +121,6 @@ class MemoryChannel(Endpoint):
         for end in (self, self._other):
             end._lost(self._kill_reason)
 
-    def _unwritten_bytes(self) -> int:
-        return 0 if self._on_the_way is None else len(self._on_the_way)
-
     def _hold_reading(self, hold: bool) -> None:
         if not hold:
             self._other._pump()

@@ -1,0 +1,186 @@
+"""A private authority and the certificates it issues, as PEM files: the only user of `cryptography` for X.509.
+
+The authority issues nothing but Isthmus certificates: one role URI, the one extended key usage of that role, P-256.
+Keys are written once, with mode 0600, and never over an existing file. Using the files is in `contexts.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from split.errors import IdentityError
+from split.identity.contexts import Identity, Role, role_uri
+
+__all__ = ["AUTHORITY_DAYS", "LEAF_DAYS", "Authority", "Identity", "issue", "make_authority"]
+
+AUTHORITY_DAYS: Final = 3650
+LEAF_DAYS: Final = 365
+"""Of certificates issued by hand as files; renewed ones live shorter."""
+
+_BACKDATED: Final = timedelta(hours=1)
+"""So that a peer whose clock is a little behind takes a fresh certificate."""
+
+_USAGE: Final = {"device": ExtendedKeyUsageOID.CLIENT_AUTH, "companion": ExtendedKeyUsageOID.SERVER_AUTH}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Authority:
+    """Files of an authority, PEM; the key never leaves the companion's host."""
+
+    cert: Path
+    key: Path
+
+
+def make_authority(folder: Path, *, now: datetime | None = None) -> Authority:
+    """Create `folder/ca.pem` and `folder/ca-key.pem`, good for ten years; IdentityError when either exists."""
+    authority = Authority(cert=folder / "ca.pem", key=folder / "ca-key.pem")
+    _require_new(authority.cert, authority.key)
+    key = ec.generate_private_key(ec.SECP256R1())
+    start = now or datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Isthmus authority")])
+    certificate = (
+        _builder(name, name, key.public_key(), start, AUTHORITY_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(authority=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    _make_folder(folder)
+    _write_new(authority.key, _key_pem(key), 0o600)
+    _write_new(authority.cert, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+    return authority
+
+
+def issue(
+    folder_of_ca: Path,
+    name: str,
+    role: Role,
+    out: Path,
+    *,
+    days: int = LEAF_DAYS,
+    now: datetime | None = None,
+) -> Identity:
+    """Make a key and a certificate for `name` in that role: `out/cert.pem`, `out/key.pem`, and `out/ca.pem`, a copy.
+
+    `folder_of_ca` is what `make_authority` filled. IdentityError for a name that is none, an authority that is not
+    there, cannot be read or has expired, and for files that exist already.
+    """
+    uri = role_uri(role, name)
+    identity = Identity(cert=out / "cert.pem", key=out / "key.pem", ca=out / "ca.pem")
+    _require_new(identity.cert, identity.key)
+    start = now or datetime.now(UTC)
+    authority, authority_key = _load_authority(folder_of_ca)
+    authority_pem = authority.public_bytes(serialization.Encoding.PEM)
+    if identity.ca.exists() and identity.ca.read_bytes() != authority_pem:
+        raise IdentityError(
+            f"{identity.ca} is another authority than the one in {folder_of_ca}: issue into a new folder"
+        )
+    if authority.not_valid_after_utc <= start:
+        raise IdentityError(
+            f"the authority in {folder_of_ca} expired on {authority.not_valid_after_utc:%Y-%m-%d}: make a new one in "
+            "another folder and issue all certificates anew"
+        )
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    certificate = (
+        _builder(subject, authority.subject, key.public_key(), start, days)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(authority=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([_USAGE[role]]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+    _make_folder(out)
+    _write_new(identity.key, _key_pem(key), 0o600)
+    _write_new(identity.cert, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+    if not identity.ca.exists():
+        _write_new(identity.ca, authority_pem, 0o644)
+    return identity
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey, start: datetime, days: int
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start - _BACKDATED)
+        .not_valid_after(start + timedelta(days=days))
+    )
+
+
+def _key_usage(*, authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    cert, key = folder / "ca.pem", folder / "ca-key.pem"
+    try:
+        certificate = x509.load_pem_x509_certificate(cert.read_bytes())
+        private = serialization.load_pem_private_key(key.read_bytes(), password=None)
+    except FileNotFoundError as error:
+        raise IdentityError(
+            f"{error.filename} does not exist: make the authority first (isthmus-cloud init)"
+        ) from error
+    except OSError as error:
+        raise IdentityError(f"{error.filename} cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError) as error:
+        raise IdentityError(f"{cert} and {key} are no PEM certificate and unencrypted key: {error}") from error
+    if not isinstance(private, ec.EllipticCurvePrivateKey) or private.public_key() != certificate.public_key():
+        raise IdentityError(f"the key {key} does not belong to the authority {cert}: restore the pair")
+    return certificate, private
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _require_new(*paths: Path) -> None:
+    for path in paths:
+        if path.exists():
+            raise IdentityError(f"{path} exists already and is not overwritten: remove it, or choose another folder")
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise IdentityError(f"the folder {folder} cannot be made: {error.strerror}") from error
+
+
+def _write_new(path: Path, data: bytes, mode: int) -> None:
+    """O_EXCL: two writers cannot both win, and a symbolic link is not followed."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    except OSError as error:
+        raise IdentityError(f"{path} cannot be created: {error.strerror}") from error
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(descriptor)

@@ -1,0 +1,155 @@
+"""Who we are to a peer and who the peer is to us: TLS contexts from an `Identity`, roles from verified certificates.
+
+TLS 1.3 only, certificates on both sides, one private authority; there is no way to switch any of it off. A companion is
+not checked by host name: devices dial IP addresses, forwarded ports and names that change, none of which the authority
+could put into a certificate. What stands for it is stricter: the private authority issues nothing but Isthmus
+certificates, each with one role in its URI (`spiffe://isthmus/<role>/<name>`) and in its extended key usage, and both
+are checked before the first byte of ours is sent. Needs `ssl` only; making certificates is in `certificates.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from split.errors import IdentityError
+
+Role = Literal["device", "companion"]
+
+URI_ROOT: Final = "spiffe://isthmus/"
+NAME: Final = re.compile(r"[a-z0-9-]{1,64}")
+_URI: Final = re.compile(re.escape(URI_ROOT) + r"(device|companion)/([a-z0-9-]{1,64})")
+_TOO_OPEN: Final = stat.S_IWGRP | stat.S_IRWXO
+"""A key file may be readable by its group (how systemd and Kubernetes hand credentials over), never by everybody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Files, PEM: this side's certificate, its key, and the authority that both sides trust."""
+
+    cert: Path
+    key: Path
+    ca: Path
+
+
+def role_uri(role: Role, name: str) -> str:
+    """The URI that names this peer; IdentityError for a name that is none."""
+    if not NAME.fullmatch(name):
+        raise IdentityError(f"a name has 1 to 64 characters of a-z, 0-9 and -, got {name!r}")
+    return f"{URI_ROOT}{role}/{name}"
+
+
+def client_context(identity: Identity) -> ssl.SSLContext:
+    """The device's context for dialling; IdentityError when a file cannot serve."""
+    return _context(ssl.PROTOCOL_TLS_CLIENT, identity)
+
+
+def server_context(identity: Identity) -> ssl.SSLContext:
+    """The companion's context for listening; IdentityError when a file cannot serve."""
+    return _context(ssl.PROTOCOL_TLS_SERVER, identity)
+
+
+def _context(protocol: int, identity: Identity) -> ssl.SSLContext:
+    _require_files(identity)
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # the role URI is checked instead, see above
+    context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        context.load_verify_locations(cafile=identity.ca)
+    except ssl.SSLError as error:
+        raise IdentityError(f"{identity.ca} is no PEM file of certificates ({_reason(error)})") from error
+    try:
+        context.load_cert_chain(identity.cert, identity.key, password=_no_password)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            text = f"the key {identity.key} does not belong to the certificate {identity.cert}: take the pair as issued"
+        else:
+            text = f"{identity.cert} and {identity.key} are no PEM certificate and unencrypted PEM key"
+            text += f" ({_reason(error)})"
+        raise IdentityError(text) from error
+    return context
+
+
+def _require_files(identity: Identity) -> None:
+    for what, path in (("certificate", identity.cert), ("key", identity.key), ("authority", identity.ca)):
+        if not path.is_file():
+            raise IdentityError(
+                f"the {what} file {path} does not exist: issue one, or correct `identity` in the config"
+            )
+        if not os.access(path, os.R_OK):
+            raise IdentityError(
+                f"the {what} file {path} may not be read by user {os.geteuid()}: correct its owner or mode"
+            )
+    mode = stat.S_IMODE(identity.key.stat().st_mode)
+    if mode & _TOO_OPEN:
+        raise IdentityError(f"the key file {identity.key} is open to others (mode {mode:04o}): chmod 0600 it")
+
+
+def _no_password() -> bytes:
+    raise IdentityError("an encrypted key cannot be used by a daemon: store the key unencrypted with mode 0600")
+
+
+def peer_of(certificate: Any, *, role: Role) -> str:
+    """Name of the peer with this verified certificate (`SSLObject.getpeercert()`); IdentityError for another role."""
+    uris = [value for kind, value in (certificate or {}).get("subjectAltName", ()) if kind == "URI"]
+    match = _URI.fullmatch(uris[0]) if len(uris) == 1 else None
+    if match is None:
+        raise IdentityError(
+            f"the peer's certificate must have the one URI {URI_ROOT}{role}/<name>, it has {', '.join(uris) or 'none'}"
+        )
+    found, name = match.groups()
+    if found != role:
+        raise IdentityError(f"the peer must be a {role}, its certificate is that of the {found} {name!r}")
+    return name
+
+
+_CHECKS: Final = {
+    10: ("has expired", "issue a new one, or set the clock"),
+    9: ("is not valid yet", "set this host's clock"),
+    18: ("is self-signed", "let the authority that both sides trust issue it"),
+    19: ("comes from another authority", "both sides must name the same `identity.ca`"),
+    20: ("comes from another authority", "both sides must name the same `identity.ca`"),
+    7: ("comes from another authority of the same name", "both sides must name the same `identity.ca`"),
+    26: ("is for another role", "a companion needs a companion's certificate, a device a device's"),
+    24: ("was issued by a certificate that is no authority", "let the authority itself issue it"),
+    79: ("was issued by a certificate that is no authority", "let the authority itself issue it"),
+}
+"""OpenSSL's X509_V_ERR_* → what is wrong with the certificate, and what to do."""
+
+_ALERTS: Final = {
+    "UNKNOWN_CA": ("comes from another authority", "both sides must name the same `identity.ca`"),
+    "CERTIFICATE_EXPIRED": ("has expired or is not valid yet", "issue a new one, or set the clocks"),
+    "UNSUPPORTED_CERTIFICATE": ("is for another role", "a device needs a device's certificate"),
+    "CERTIFICATE_REQUIRED": ("is missing", "set `identity` in the config"),
+    "BAD_CERTIFICATE": ("is broken", "issue a new one"),
+    "CERTIFICATE_REVOKED": ("was revoked", "issue a new one"),
+    "CERTIFICATE_UNKNOWN": ("is not acceptable", "issue a new one"),
+    "DECRYPT_ERROR": ("does not fit its signature", "issue a new one"),
+}
+"""Alert by which the peer says what is wrong with our certificate."""
+
+
+def explain(error: ssl.SSLError, peer: str) -> IdentityError | None:
+    """The sentence behind a TLS failure with `peer` (as in "the companion at HOST:PORT"); None: not about identity."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        wrong, mend = _CHECKS.get(
+            error.verify_code, (f"was refused ({error.verify_message})", "issue a new one by the authority of both")
+        )
+        return IdentityError(f"the certificate of {peer} {wrong}: {mend}")
+    reason = error.reason or ""
+    for alert, (wrong, mend) in _ALERTS.items():
+        if reason.endswith(f"ALERT_{alert}") or reason == f"TLSV13_ALERT_{alert}":
+            return IdentityError(f"{peer} refused our certificate, which {wrong}: {mend}")
+    if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+        return IdentityError(f"{peer} shows no certificate: set `identity` there")
+    return None
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return (error.reason or str(error)).replace("_", " ").lower()
