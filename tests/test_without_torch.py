@@ -13,7 +13,7 @@ import pytest
 from scripts import efficientnet_lite0, models
 
 
-@pytest.mark.parametrize("daemon", ["agent.daemon", "cloud.daemon"])
+@pytest.mark.parametrize("daemon", ["agent.cli, agent.daemon", "cloud.cli, cloud.daemon"])
 def test_a_daemon_imports_neither_onnx_nor_torch(daemon: str) -> None:
     probe = f"import sys, {daemon}; print(*sorted({{'onnx', 'onnx_ir', 'torch', 'rich'}} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False)
