@@ -1,0 +1,120 @@
+"""`isthmus-cloud`: the companion and its authority. Data on stdout, everything else on stderr; exit 0, 1 failed,
+2 usage, 78 bad config. The runtime is imported only by `serve`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+
+from split.errors import ConfigError, IsthmusError
+
+EX_CONFIG = 78  # sysexits.h
+
+
+def main() -> None:
+    """Entry point of the program `isthmus-cloud`."""
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # before onnxruntime is imported, here and in child processes
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Exit status of one call."""
+    parsed = _parser().parse_args(arguments)
+    try:
+        return int(parsed.run(parsed))
+    except ConfigError as error:
+        print(f"isthmus-cloud: {error}", file=sys.stderr)
+        return EX_CONFIG
+    except IsthmusError as error:
+        print(f"isthmus-cloud: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="isthmus-cloud", description="Edge-cloud split inference: the cloud side.")
+    from cloud.version import VERSION
+
+    parser.add_argument("--version", action="version", version=f"isthmus-cloud {VERSION}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    serve = commands.add_parser("serve", help="the companion", description="Run the companion until it is stopped.")
+    serve.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    serve.set_defaults(run=_serve)
+    init = commands.add_parser(
+        "init",
+        help="make the private authority and this companion's certificate",
+        description="Make a private certificate authority in <state_dir>/authority and this companion's certificate at "
+        "the paths that `identity` names. Nothing that exists is overwritten.",
+    )
+    init.add_argument("--name", default="companion", help="the companion's name: a-z, 0-9 and - (default: companion)")
+    init.set_defaults(run=_init)
+    issue = commands.add_parser(
+        "issue",
+        help="make a device's certificate as files",
+        description="Make cert.pem, key.pem and ca.pem for a device; bring the folder to it over a safe way.",
+    )
+    issue.add_argument("name", metavar="NAME", help="the device's name: a-z, 0-9 and -")
+    issue.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="folder for the three files")
+    issue.set_defaults(run=_issue)
+    for command in (serve, init, issue):
+        command.add_argument("--config", type=Path, required=True, metavar="FILE", help="the companion's configuration")
+    return parser
+
+
+def _serve(parsed: argparse.Namespace) -> int:
+    from cloud.config import load_config
+
+    config = load_config(parsed.config, os.environ)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(OneLine())
+    logging.basicConfig(level=parsed.log_level.upper(), handlers=[handler])
+    from cloud.daemon import serve
+
+    asyncio.run(serve(config))
+    return 0
+
+
+def _init(parsed: argparse.Namespace) -> int:
+    from cloud.config import load_config
+    from cloud.identity import make_identity
+
+    made = make_identity(load_config(parsed.config, os.environ), parsed.name)
+    for what, path in made:
+        print(f"{what}: {path}")
+    print(f"next: isthmus-cloud issue NAME -o DIR --config {parsed.config}   (a certificate for each device)")
+    print(f"then: isthmus-cloud serve --config {parsed.config}")
+    return 0
+
+
+def _issue(parsed: argparse.Namespace) -> int:
+    from cloud.config import load_config
+    from cloud.identity import authority_folder
+    from split.identity.certificates import issue
+
+    config = load_config(parsed.config, os.environ)
+    identity = issue(authority_folder(config), parsed.name, "device", parsed.output)
+    print(f"certificate: {identity.cert}\nkey (keep it secret): {identity.key}\nauthority: {identity.ca}")
+    print("next: bring the three files to the device and name them under `identity` in its configuration")
+    return 0
+
+
+class OneLine(logging.Formatter):
+    """One record, one line, whatever a peer put into a message; UTC, tracebacks folded in."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+        self.converter = time.gmtime
+
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(record).replace("\r", "\\r").replace("\n", "\\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""The companion's process: everything wired together, started in order, stopped in order. No behaviour of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+
+from cloud.accept import Reception
+from cloud.admission import Admission, Bounds
+from cloud.config import CompanionConfig
+from cloud.executor.local import LocalExecutor
+from cloud.health import HealthServer
+from cloud.metrics import Metrics
+from cloud.segments import Segments
+from cloud.session import Companion
+from cloud.store import ModelStore
+from cloud.version import VERSION
+from cloud.workbench import ChildWorkbench
+from split.codec.image import image_fingerprint
+from split.codec.payload import CODECS
+from split.errors import ConfigError
+from split.identity.certificates import Identity
+from split.runtime.segment import OrtEngine, usable_threads
+from split.runtime.store import SegmentStore
+from split.transport.tls import listen
+from split.wire.limits import DEFAULT_LIMITS
+from split.wire.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, Hello
+
+log = logging.getLogger(__name__)
+
+DRAIN_S = 5.0
+"""For requests under way when the companion is told to stop: longer than any of them should take, shorter than the
+ten seconds after which container runtimes kill."""
+
+
+async def serve(config: CompanionConfig, *, stop: asyncio.Event | None = None) -> None:
+    """Serve until SIGTERM or SIGINT (or `stop`); requests under way are answered before it returns.
+
+    ConfigError when an address or a folder cannot be used, IdentityError when a certificate file cannot.
+    """
+    stop = stop or asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            await _start(config, stack)
+            await stop.wait()
+            log.info("stopping")
+    finally:
+        for name in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(name)
+
+
+async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> None:
+    """Start everything; what was started is stopped by `stack`, last first."""
+    for key, folder in (("state_dir", config.state_dir), ("cache_dir", config.cache_dir)):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{key}: {folder} cannot be made ({error.strerror})") from error
+    engine = OrtEngine()
+    threads = usable_threads() if config.threads == "auto" else config.threads
+    opened = SegmentStore(engine, threads=threads, budget_bytes=config.budget_bytes)
+    executor = LocalExecutor(opened)
+    stack.callback(executor.close)
+    metrics = Metrics()
+    store = ModelStore(config.state_dir / "models", budget_bytes=config.budget_bytes)
+    companion = Companion(
+        store=store,
+        segments=Segments(config.cache_dir, ChildWorkbench()),
+        executor=executor,
+        admission=Admission(Bounds(inflight_bytes=config.limits.inflight_bytes)),
+        metrics=metrics,
+        decoded_bytes=config.limits.inflight_bytes,
+    )
+    reception = Reception(companion)
+
+    def hello() -> Hello:
+        return Hello(
+            major=PROTOCOL_MAJOR,
+            minor=PROTOCOL_MINOR,
+            agent=f"isthmus-cloud {VERSION}",
+            runtime=engine.name,
+            max_message_bytes=DEFAULT_LIMITS.max_message_bytes,
+            codecs=CODECS,
+            models=store.held(),
+            image=image_fingerprint(),
+        )
+
+    if config.http is not None:
+        health = HealthServer(metrics=metrics, ready=lambda: not reception.leaving)
+        await health.start(config.http)
+        stack.push_async_callback(health.stop)
+        log.info("health and metrics on %s:%d", config.http.host, health.port)
+    paths = config.identity
+    listener = await listen(
+        config.listen.host,
+        config.listen.port,
+        identity=Identity(cert=paths.cert, key=paths.key, ca=paths.ca),
+        make_hello=hello,
+        on_channel=reception.receive,
+        max_connections=config.limits.connections,
+    )
+    stack.push_async_callback(listener.close)
+    stack.push_async_callback(lambda: reception.send_home("the companion is stopping", within_s=DRAIN_S))
+    log.info(
+        "isthmus-cloud listening on %s:%d threads=%d runtime=%r",
+        config.listen.host,
+        listener.port,
+        threads,
+        engine.name,
+    )

@@ -1,0 +1,57 @@
+"""The companion's own authority: where it lies, and how `isthmus-cloud init` makes it together with the companion's
+certificate. Making and checking certificates is `split.identity`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from cloud.config import CompanionConfig
+from split.errors import IdentityError
+from split.identity.certificates import issue, make_authority
+
+
+def authority_folder(config: CompanionConfig) -> Path:
+    """Where `ca.pem` and `ca-key.pem` lie."""
+    return config.state_dir / "authority"
+
+
+def make_identity(config: CompanionConfig, name: str) -> list[tuple[str, Path]]:
+    """Make the authority, and a companion's certificate at the paths of `config.identity`; what was made, for people.
+
+    IdentityError when any of it exists already (nothing is made then) or cannot be written.
+    """
+    paths, folder = config.identity, authority_folder(config)
+    for path in (folder / "ca.pem", folder / "ca-key.pem", paths.cert, paths.key, paths.ca):
+        if path.exists():
+            raise IdentityError(f"{path} exists already and is not overwritten: this companion has an identity")
+    authority = make_authority(folder)
+    with tempfile.TemporaryDirectory(prefix=".issuing-", dir=folder) as fresh:
+        issued = issue(folder, name, "companion", Path(fresh) / "companion")
+        for source, target, mode in (
+            (issued.cert, paths.cert, 0o644),
+            (issued.key, paths.key, 0o600),
+            (issued.ca, paths.ca, 0o644),
+        ):
+            if target != authority.cert:
+                _place(source, target, mode)
+    return [
+        ("authority", authority.cert),
+        ("authority's key (keep it secret)", authority.key),
+        ("companion's certificate", paths.cert),
+        ("companion's key (keep it secret)", paths.key),
+        ("authority for `identity.ca`", paths.ca),
+    ]
+
+
+def _place(source: Path, target: Path, mode: int) -> None:
+    """Copy into a new file, never over one that appeared meanwhile."""
+    try:
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with os.fdopen(descriptor, "wb") as out:
+            out.write(source.read_bytes())
+    except OSError as error:
+        raise IdentityError(f"{target} cannot be made: {error.strerror}") from error

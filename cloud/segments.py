@@ -1,0 +1,128 @@
+"""Which models and cuts this companion can open, and by whom they were made: the workbench, in a child process, once.
+
+A model is first opened by a throw-away child (a hostile file kills that child, not the companion), then prepared (its
+card and its candidate cuts are made); a cut beyond the candidates is made when a device asks for it. All of it lies
+in `<cache_dir>/models/<16 hex>/` and outlives the process. Invariant: the card's digest is the one that was offered,
+and a cut's node set hashes to its id, so that halves which do not belong together never meet (I6).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from cloud.store import digest_hex
+from split.errors import CompanionRefused, CutRefused, InvalidModel
+from split.graph.card import CutCard, ModelCard, read_card, read_cut
+from split.ids import CutId
+
+_UNSUPPORTED = re.compile(
+    r"not a registered function/op|could not find an implementation|NOT_IMPLEMENTED", re.IGNORECASE
+)
+"""How onnxruntime says that it does not have an operator, whether unknown or not for these element types."""
+
+
+class Workbench(Protocol):
+    """The offline jobs, each in a child process; a Protocol so that tests can count and break them."""
+
+    async def probe(self, model: Path) -> None:
+        """Open `model` in a runtime that may die. InvalidModel when it is refused or the child dies."""
+
+    async def prepare(self, model: Path, folder: Path, dims: Mapping[str, int]) -> None:
+        """Write the card and the halves of the candidate cuts into `folder` (made if need be). InvalidModel."""
+
+    async def part(self, model: Path, folder: Path, cut: CutId, node_bitmap: str) -> CutCard:
+        """Make one given cut's halves in `folder`. CutRefused when the bitmap is not that cut or may not be cut."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedModel:
+    """A whole model that is on disk, checked and described."""
+
+    card: ModelCard
+    folder: Path
+    """Where its halves lie."""
+    path: Path
+    """The model file."""
+
+    def head(self, cut: CutId) -> Path:
+        return self.folder / f"{cut}.head.onnx"
+
+    def tail(self, cut: CutId) -> Path:
+        return self.folder / f"{cut}.tail.onnx"
+
+
+class Segments:
+    """Prepares models and cuts, one child process at a time; used from the event loop."""
+
+    def __init__(self, cache_dir: Path, workbench: Workbench) -> None:
+        self._folder = cache_dir / "models"
+        self._workbench = workbench
+        self._turn = asyncio.Lock()
+
+    async def prepare(self, digest: str, path: Path, dims: Mapping[str, int]) -> PreparedModel:
+        """The model of this digest, whose file is `path`; made at the first call, read from disk later.
+
+        Refused with UNSUPPORTED_OP when the runtime lacks an operator, DIGEST_MISMATCH when the files are another model
+        than the digest says; InvalidModel for what is no model.
+        """
+        folder = self._folder / digest_hex(digest)[:16]
+        async with self._turn:
+            try:
+                card = read_card(folder)
+            except InvalidModel:
+                await self._make(path, folder, dims)
+                card = read_card(folder)
+        if card.digest != digest:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise CompanionRefused(
+                "DIGEST_MISMATCH", f"the files offered as {digest} are {card.digest}; offer them under their own digest"
+            )
+        return PreparedModel(card=card, folder=folder, path=path)
+
+    async def cut(self, model: PreparedModel, cut: CutId, node_bitmap: str) -> CutCard:
+        """The cut of that id, its halves on disk. Refused with PLAN_MISMATCH when `node_bitmap` defines another cut;
+        CutRefused when it may not be made."""
+        if not re.fullmatch(r"[0-9a-f]{12}", cut):
+            raise CompanionRefused("PLAN_MISMATCH", f"{cut[:80]!r} is no cut id; expected 12 hex digits")
+        async with self._turn:
+            card = _made_before(model, cut) or await self._part(model, cut, node_bitmap)
+        if card.node_bitmap != node_bitmap:
+            raise CompanionRefused(
+                "PLAN_MISMATCH", f"cut {cut} consists of other nodes here than the bitmap that came; compare the models"
+            )
+        return card
+
+    def forget(self, digest: str) -> None:
+        """Delete what was made of a model."""
+        shutil.rmtree(self._folder / digest_hex(digest)[:16], ignore_errors=True)
+
+    async def _make(self, path: Path, folder: Path, dims: Mapping[str, int]) -> None:
+        try:
+            await self._workbench.probe(path)
+        except InvalidModel as error:
+            if _UNSUPPORTED.search(str(error)):
+                raise CompanionRefused("UNSUPPORTED_OP", str(error)) from error
+            raise
+        await self._workbench.prepare(path, folder, dims)
+
+    async def _part(self, model: PreparedModel, cut: CutId, node_bitmap: str) -> CutCard:
+        try:
+            return await self._workbench.part(model.path, model.folder, cut, node_bitmap)
+        except CutRefused as error:
+            raise CompanionRefused("PLAN_MISMATCH", str(error)) from error
+
+
+def _made_before(model: PreparedModel, cut: CutId) -> CutCard | None:
+    """The card of a cut whose halves lie there: a candidate, or one that was asked for earlier."""
+    if not (model.head(cut).exists() and model.tail(cut).exists()):
+        return None
+    try:
+        return next((card for card in model.card.cuts if card.id == cut), None) or read_cut(model.folder, cut)
+    except InvalidModel:
+        return None

@@ -1,0 +1,32 @@
+"""The workbench as the companion uses it: each job in a child process; a hostile model kills that child and no more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from split.graph.card import CutCard, read_cut
+from split.ids import CutId
+from split.workbench.child import run_child
+
+PROBE_TIMEOUT_S = 60.0
+"""Opening: the largest models of the zoo take a few seconds; one that hangs must not hold up the others for long."""
+JOB_TIMEOUT_S = 110.0
+"""Preparing or parting: shorter than the 120 s after which a device gives up waiting for the answer."""
+
+
+class ChildWorkbench:
+    """`cloud.segments.Workbench` over `python -m split.workbench`."""
+
+    async def probe(self, model: Path) -> None:
+        await run_child(["probe", str(model)], timeout_s=PROBE_TIMEOUT_S)
+
+    async def prepare(self, model: Path, folder: Path, dims: Mapping[str, int]) -> None:
+        command = ["prepare", str(model), "--folder", str(folder), "--dims", json.dumps(dict(dims))]
+        await run_child(command, timeout_s=JOB_TIMEOUT_S)
+
+    async def part(self, model: Path, folder: Path, cut: CutId, node_bitmap: str) -> CutCard:
+        command = ["part", str(model), "--folder", str(folder), "--cut", cut, "--bitmap", node_bitmap]
+        await run_child(command, timeout_s=JOB_TIMEOUT_S)
+        return read_cut(folder, cut)
