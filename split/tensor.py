@@ -94,6 +94,25 @@ def spec_of(name: str, array: Array) -> TensorSpec:
     return TensorSpec(name=name, dtype=dtype_name(array.dtype), shape=tuple(array.shape))
 
 
+def bind_dims(specs: Sequence[TensorSpec], tensors: Mapping[str, Array]) -> dict[str, int]:
+    """Sizes of the symbolic dims of `specs` as these tensors have them.
+
+    InvalidRequest when a tensor is missing, does not fit its spec, or two tensors disagree about a dim.
+    """
+    dims: dict[str, int] = {}
+    for spec in specs:
+        if spec.name not in tensors:
+            wanted = ", ".join(repr(s.name) for s in specs)
+            raise InvalidRequest(f"input {spec.name!r} is missing; expected {wanted}, got {', '.join(map(repr, tensors))}")
+        refusal = spec.refuse(tensors[spec.name])
+        if refusal is not None:
+            raise InvalidRequest(refusal)
+        for dim, size in zip(spec.shape, tensors[spec.name].shape, strict=True):
+            if isinstance(dim, str) and dims.setdefault(dim, size) != size:
+                raise InvalidRequest(f"tensor {spec.name!r} has {size} for dim {dim!r}, another input has {dims[dim]}")
+    return dims
+
+
 def relative_difference(found: Array, expected: Array) -> float:
     """max|a − b| / max|b| over one tensor, b the expected one (DESIGN §1); integers and booleans: 0.0 or inf.
 

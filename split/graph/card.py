@@ -37,7 +37,7 @@ class CutCard(msgspec.Struct, frozen=True, kw_only=True):
     compute_share: float
     """Estimated share of the model's compute that lies in the head, 0…1 (FLOPs; measured times live elsewhere)."""
     node_bitmap: str
-    """Hex bitmap over the graph's non-constant nodes in file order, bit 0 of byte 0 first: defines the cut to a peer."""
+    """Hex bitmap over the graph's non-constant nodes in file order, bit 0 of byte 0 first: tells a peer the cut."""
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,8 +87,24 @@ def read_card(folder: Path) -> ModelCard:
     return card
 
 
+def write_cut(cut: CutCard, folder: Path) -> None:
+    """Write `folder/<cut>.json`: the card of a cut that was made on demand, beside its halves."""
+    fresh = folder / f"{cut.id}.json.new"
+    fresh.write_bytes(msgspec.json.encode(cut))
+    fresh.replace(folder / f"{cut.id}.json")
+
+
+def read_cut(folder: Path, cut: CutId) -> CutCard:
+    """Read what `write_cut` wrote; InvalidModel when it is missing or damaged."""
+    path = folder / f"{cut}.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=CutCard)
+    except (FileNotFoundError, msgspec.MsgspecError) as error:
+        raise InvalidModel(f"{path} is missing or damaged ({error}); make the cut again") from error
+
+
 def digest_of_files(files: Sequence[tuple[str, int, str]]) -> ModelDigest:
-    """The model's digest from (name, bytes, sha256 hex) of its file and then of each external data file, sorted by name.
+    """The model's digest from (name, bytes, sha256 hex) of its file, then of each external data file by name.
 
     One file: its own SHA-256 (as `sha256sum` prints it), whatever it is called; with external data: SHA-256 over
     that and one line `<sha256> <name>` for each data file.

@@ -34,10 +34,10 @@ File = tuple[str, int, str]
 def load_model(path: Path) -> Model:
     """Read an ONNX file (its external data beside it) and look through it.
 
-    Model-local functions are inlined, large Constant nodes become initializers, nodes may come in any order. InvalidModel
-    when the file is missing, empty, truncated or no ONNX model, when external data is missing, too short or outside of
-    the folder, when the graph is cyclic or names what nothing makes, and when a public input or output is not a tensor
-    of a supported type.
+    Model-local functions are inlined, large Constant nodes become initializers, nodes may come in any order.
+    InvalidModel when the file is missing, empty, truncated or no ONNX model, when external data is missing, too short
+    or outside of the folder, when the graph is cyclic or names what nothing makes, and when a public input or output
+    is not a tensor of a supported type.
     """
     proto = _read(path)
     digest, files = _digest(path, proto)
@@ -95,7 +95,7 @@ def _hashed(path: Path) -> File:
 def _checked_location(tensor: onnx.TensorProto, path: Path) -> str:
     """Name of the tensor's data file; InvalidModel when it is no plain file beside the model or too short."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    name = entries.get("location", "")
+    name = str(entries.get("location", ""))
     what = f"{path}: weight {tensor.name!r} has its data in {name!r}"
     if not name or name in {".", ".."} or any(mark in name for mark in "/\\\0") or name == path.name:
         raise InvalidModel(f"{what}; expected the plain name of a file beside the model")

@@ -206,34 +206,36 @@ def bodies(node: ir.Node) -> list[ir.Graph]:
     return found
 
 
-def infer_shapes(source: ir.Model, dims: Mapping[str, int] | None = None, *, hints: bool) -> onnx.ModelProto:
-    """ONNX shape inference on a copy without weights; with `dims`, symbolic dims of the inputs take those sizes (1 where
-    missing). `hints`: let the file's own value_info in (it may be stale)."""
+def infer_shapes(source: ir.Model, at: Mapping[str, Sequence[int]] | None = None, *, hints: bool) -> onnx.ModelProto:
+    """ONNX shape inference on a copy without weights, the inputs in `at` having those shapes.
+
+    `hints`: let the file's own value_info in (it may be stale). Raises whatever the C++ inference raises.
+    """
     proto = _without_weights(source)
     if not hints:
         del proto.graph.value_info[:]
-    if dims is not None:
+    if at is not None:
         for value in proto.graph.input:
-            for dim in value.type.tensor_type.shape.dim:
-                if not dim.HasField("dim_value"):
-                    dim.dim_value = dims.get(dim.dim_param, 1)
+            for dim, size in zip(value.type.tensor_type.shape.dim, at.get(value.name, ()), strict=False):
+                dim.dim_value = size
         for value in proto.graph.output:
             value.type.tensor_type.ClearField("shape")
     return onnx.shape_inference.infer_shapes(proto, data_prop=True)
 
 
-def concrete_shapes(model: Model, dims: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """Shapes of all values at these dims, as far as shape inference tells; values it does not tell are missing."""
+def concrete_shapes(model: Model, at: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    """Shapes of all values when the inputs have the shapes in `at`, as far as shape inference tells; what it does not
+    tell is missing."""
     try:
-        proto = infer_shapes(model.source, dims, hints=False)
+        proto = infer_shapes(model.source, at, hints=False)
     except Exception as error:  # the C++ inference raises whatever it meets
-        log.info("%s: no shapes at %s: %s", model.path, dict(dims), error)
+        log.info("%s: no shapes at %s: %s", model.path, dict(at), error)
         return {}
     shapes: dict[str, tuple[int, ...]] = {}
     for info in (*proto.graph.value_info, *proto.graph.input, *proto.graph.output):
         shape = info.type.tensor_type.shape
         if info.type.tensor_type.HasField("shape") and all(dim.HasField("dim_value") for dim in shape.dim):
-            shapes[info.name] = tuple(max(dim.dim_value, 0) for dim in shape.dim)
+            shapes[info.name] = tuple(dim.dim_value for dim in shape.dim)
     return shapes
 
 

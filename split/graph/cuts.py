@@ -1,0 +1,306 @@
+"""Where a model may be cut, what crosses there, and which places are worth measuring.
+
+A cut is a set of nodes on the device side, closed under "needs"; here it is a bit mask over `Model.nodes`. A value that
+the tail reads and the head makes is in the boundary, whatever it is called and whether or not it is an output too.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from split.errors import CutRefused
+from split.graph.card import CutCard
+from split.graph.cost import node_flops
+from split.graph.model import Model
+from split.ids import CutId, cut_id
+from split.tensor import TensorSpec
+
+CANDIDATES_MAX: Final = 12
+SHARE_BINS: Final = 6
+"""Parts of the compute in each of which the narrowest cut is a candidate: contracts may ask for a depth."""
+FUSION_SHARE_MAX: Final = 0.005
+"""How much more of the compute a cut may take in to stay behind an activation or an Add that would fuse: cuts inside
+such a group cost up to 1 % of the whole (measured on ResNet-50 and MobileNetV3)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """One place to part a model. Illegal ones say why (`reason`) and keep their names for listings."""
+
+    id: CutId
+    mask: int
+    """Bit `GraphNode.bit` is set for each node on the device side."""
+    nodes: int
+    boundary: tuple[str, ...]
+    """In the order in which the head makes them."""
+    head_inputs: tuple[str, ...]
+    head_outputs: tuple[str, ...]
+    """Model outputs the device has after the head: made there, or inputs and constants handed through."""
+    tail_inputs: tuple[str, ...]
+    tail_outputs: tuple[str, ...]
+    reason: str = ""
+    """Why this cut may not be made, as a sentence; empty for a legal one."""
+
+    @property
+    def legal(self) -> bool:
+        return not self.reason
+
+
+def cut_from_mask(model: Model, mask: int) -> Cut:
+    """The cut whose device side is this set; CutRefused when the set is not closed under "needs" or no set of nodes."""
+    if mask < 0 or mask >> len(model.nodes):
+        raise CutRefused(f"the cut names nodes that {model.path.name} does not have: it has {len(model.nodes)}")
+    walk = _Walk(model)
+    made: set[str] = set()
+    tail_made: set[str] = set()
+    for node in model.nodes:
+        if mask >> node.bit & 1:
+            missing = next((name for name in node.reads if name in tail_made), None)
+            if missing is not None:
+                raise CutRefused(f"the cut keeps {node.key!r} on the device but not {missing!r}, which it needs")
+            walk.take(node.bit)
+            made.update(node.makes)
+        else:
+            tail_made.update(node.makes)
+    return walk.cut()
+
+
+def cut_from_nodes(model: Model, keys: Iterable[str]) -> Cut:
+    """The cut whose device side is the nodes with these keys; CutRefused for a key that is none, or for an open set."""
+    bits = {node.key: node.bit for node in model.nodes}
+    mask = 0
+    for key in keys:
+        if key not in bits:
+            raise CutRefused(f"{key!r} is not the key of a node of {model.path.name} that computes with its inputs")
+        mask |= 1 << bits[key]
+    return cut_from_mask(model, mask)
+
+
+def cut_at(model: Model, names: Iterable[str]) -> Cut:
+    """The smallest cut after which the device has these tensors; CutRefused for a name that is no activation."""
+    makers = {name: node for node in model.nodes for name in node.makes}
+    mask = 0
+    waiting = list(names)
+    for name in waiting:
+        if name in model.constants:
+            raise CutRefused(f"{name!r} is a constant of {model.path.name}, both sides have it; cut at an activation")
+        if name not in model.values:
+            raise CutRefused(f"{name!r} is not a top-level tensor of {model.path.name}; cut at one that a node makes")
+    while waiting:
+        maker = makers.get(waiting.pop())
+        if maker is not None and not mask >> maker.bit & 1:
+            mask |= 1 << maker.bit
+            waiting.extend(maker.reads)
+    return cut_from_mask(model, mask)
+
+
+def all_prefix_cuts(model: Model) -> list[Cut]:
+    """The cut after each node but the last in topological order, refused ones too: `len(model.nodes) - 1` cuts."""
+    walk = _Walk(model)
+    cuts = []
+    for node in model.nodes[:-1]:
+        walk.take(node.bit)
+        cuts.append(walk.cut())
+    return cuts
+
+
+def candidates(model: Model, *, limit: int = CANDIDATES_MAX) -> list[Cut]:
+    """The cuts worth measuring for latency, in topological order, at most `limit`.
+
+    For a device slower than the companion, latency = α·head + bytes/rate + β·tail with α > β, so the best cut for any
+    link is on the Pareto front of (compute share, boundary bytes), both to be small, and for linear costs on its lower
+    convex hull. Taken are the hull, the narrowest cut of each sixth of the compute, then the rest of the front, spread.
+    A cut moves behind nodes that cost next to nothing and do not widen it (`FUSION_SHARE_MAX`).
+    """
+    if model.no_cuts_reason:
+        return []
+    cuts = all_prefix_cuts(model)
+    shares = compute_shares(model, cuts)
+    widths = [crossing_bytes(model, cut) for cut in cuts]
+    usable = [at for at, cut in enumerate(cuts) if cut.legal and cut.boundary]
+    front: list[int] = []
+    for at in usable:
+        if not front or widths[at] < widths[front[-1]]:
+            front.append(at)
+    narrowest: dict[int, int] = {}
+    for at in usable:
+        part = min(int(shares[at] * SHARE_BINS), SHARE_BINS - 1)
+        if part not in narrowest or widths[at] < widths[narrowest[part]]:
+            narrowest[part] = at
+
+    def settled(at: int) -> int:
+        """The last cut behind `at` that is no wider and takes in next to no compute."""
+        best = at
+        for later in range(at + 1, len(cuts)):
+            if shares[later] - shares[at] > FUSION_SHARE_MAX:
+                break
+            if cuts[later].legal and cuts[later].boundary and widths[later] <= widths[at]:
+                best = later
+        return best
+
+    hull = _hull(front, shares, widths)
+    rest = [at for at in front if at not in hull]
+    chosen: dict[int, None] = {}
+    for at in (*hull, *sorted(narrowest.values(), key=lambda at: widths[at]), *_spread(rest)):
+        chosen.setdefault(settled(at))
+    return [cuts[at] for at in sorted(list(chosen)[:limit])]
+
+
+def compute_shares(model: Model, cuts: Sequence[Cut]) -> list[float]:
+    """Estimated share of the model's compute in each head, 0…1."""
+    cost = {node.bit: flops for node, flops in zip(model.nodes, node_flops(model), strict=True)}
+    total = sum(cost.values()) or 1.0
+    shares = []
+    before, done = 0, 0.0
+    for cut in cuts:  # one cut differs from the next by few nodes
+        done += sum(cost[bit] for bit in _bits(cut.mask & ~before)) - sum(
+            cost[bit] for bit in _bits(before & ~cut.mask)
+        )
+        before = cut.mask
+        shares.append(min(max(done / total, 0.0), 1.0))
+    return shares
+
+
+def _bits(mask: int) -> Iterator[int]:
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
+
+
+def crossing_bytes(model: Model, cut: Cut) -> int:
+    """Bytes that travel uncoded at the dims one works with: the boundary and the inputs the tail needs."""
+    return sum(model.nbytes(name) for name in (*cut.boundary, *cut.tail_inputs))
+
+
+def boundary_specs(model: Model, cut: Cut) -> tuple[TensorSpec, ...]:
+    """Specs of a legal cut's boundary; CutRefused with the reason for one that is not legal."""
+    if cut.reason:
+        raise CutRefused(f"cut {cut.id}: {cut.reason}")
+    specs = [model.spec(name) for name in cut.boundary]
+    return tuple(spec for spec in specs if isinstance(spec, TensorSpec))
+
+
+def cut_card(model: Model, cut: Cut, share: float) -> CutCard:
+    """What the serving processes keep of a legal cut; CutRefused with the reason for one that is not."""
+    return CutCard(
+        id=cut.id,
+        boundary=boundary_specs(model, cut),
+        head_inputs=cut.head_inputs,
+        head_outputs=cut.head_outputs,
+        tail_inputs=cut.tail_inputs,
+        tail_outputs=cut.tail_outputs,
+        nodes=cut.nodes,
+        compute_share=round(share, 6),
+        node_bitmap=bitmap_of(cut.mask, len(model.nodes)),
+    )
+
+
+def bitmap_of(mask: int, nodes: int) -> str:
+    """Hex bitmap, bit 0 of byte 0 first (`CutCard.node_bitmap`)."""
+    return mask.to_bytes((nodes + 7) // 8, "little").hex()
+
+
+def mask_of(bitmap: str) -> int:
+    """The mask of a `node_bitmap`; CutRefused when it is no hex."""
+    try:
+        return int.from_bytes(bytes.fromhex(bitmap), "little")
+    except ValueError:
+        raise CutRefused(f"the node bitmap {bitmap[:40]!r} is not hexadecimal") from None
+
+
+class _Walk:
+    """The live set while nodes move to the device side one after the other, in topological order."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._nodes = {node.bit: node for node in model.nodes}
+        self._readers = Counter(name for node in model.nodes for name in node.reads)
+        self._inputs = tuple(spec.name for spec in model.inputs)
+        makers = {name for node in model.nodes for name in node.makes}
+        self._passed = tuple(name for name in model.output_names if name not in makers)
+        self._trouble = {name: text for name in model.values if (text := _trouble(model, name))}
+        self._mask = 0
+        self._keys: list[str] = []
+        self._live: dict[str, None] = {}
+        self._read: set[str] = set()
+        self._made: set[str] = set()
+        self._outputs = {name: None for name in model.output_names if name in makers}
+
+    def take(self, bit: int) -> None:
+        node = self._nodes[bit]
+        self._mask |= 1 << bit
+        insort(self._keys, node.key)
+        for name in node.reads:
+            self._readers[name] -= 1
+            self._read.add(name)
+            if not self._readers[name]:
+                self._live.pop(name, None)
+        for name in node.makes:
+            if self._readers[name]:
+                self._live[name] = None
+            if name in self._outputs:
+                self._made.add(name)
+
+    def cut(self) -> Cut:
+        tail_inputs = tuple(name for name in self._inputs if self._readers[name])
+        kept = self._made.union(self._passed) if self._mask else frozenset[str]()
+        handed = [name for name in self._passed if self._mask and name in self._inputs]
+        return Cut(
+            id=cut_id(self._keys),
+            mask=self._mask,
+            nodes=len(self._keys),
+            boundary=tuple(self._live),
+            head_inputs=tuple(name for name in self._inputs if name in self._read or name in handed),
+            head_outputs=tuple(name for name in self._model.output_names if name in kept),
+            tail_inputs=tail_inputs,
+            tail_outputs=tuple(name for name in self._model.output_names if name not in kept),
+            reason=self._reason(tail_inputs),
+        )
+
+    def _reason(self, tail_inputs: Iterable[str]) -> str:
+        if self._model.no_cuts_reason:
+            return self._model.no_cuts_reason
+        for name in (*self._live, *tail_inputs):
+            if name in self._trouble:
+                return self._trouble[name]
+        return ""
+
+
+def _trouble(model: Model, name: str) -> str:
+    """Why a value cannot cross a boundary, as a sentence; '' when it can."""
+    spec = model.spec(name)
+    if isinstance(spec, str):
+        return f"tensor {name!r} {spec}"
+    if spec.dtype == "BYTES":
+        return f"tensor {name!r} holds strings, which do not cross a boundary"
+    return ""
+
+
+def _hull(front: Sequence[int], shares: Sequence[float], widths: Sequence[int]) -> list[int]:
+    """The lower convex hull of (share, bytes) over a front of growing shares and shrinking bytes."""
+    hull: list[int] = []
+    for at in front:
+        while len(hull) > 1:
+            a, b = hull[-2], hull[-1]
+            if (shares[b] - shares[a]) * (widths[at] - widths[a]) > (widths[b] - widths[a]) * (shares[at] - shares[a]):
+                break
+            hull.pop()
+        hull.append(at)
+    return hull
+
+
+def _spread(items: Sequence[int]) -> list[int]:
+    """The same items, the middle first, then the middles of both halves and so on: any prefix of it is spread out."""
+    order: list[int] = []
+    ranges = [(0, len(items))]
+    for low, high in ranges:  # grows while it is read
+        if low < high:
+            middle = (low + high) // 2
+            order.append(items[middle])
+            ranges += [(low, middle), (middle + 1, high)]
+    return order

@@ -1,0 +1,223 @@
+"""Making the parts of a model: from a file to a card, candidate cuts and their halves in one folder.
+
+Blocking and heavy: runs in a child process (`child.py`). `split.graph` says where and how to cut; this module knows the
+files, the dims one works with, and what only a run can tell (types and sizes that shape inference does not know).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from split.codec.golden import golden_inputs
+from split.codec.payload import payload_bytes
+from split.errors import CutRefused, InvalidModel, IsthmusError
+from split.graph.card import CutCard, ModelCard, write_card, write_cut
+from split.graph.cuts import Cut, all_prefix_cuts, candidates, compute_shares, cut_card, cut_from_mask, mask_of
+from split.graph.load import load_model
+from split.graph.model import Model, concrete_shapes
+from split.graph.partition import share_weights, whole_with, write_parts, write_whole
+from split.ids import CutId, ModelDigest
+from split.runtime.segment import OrtEngine
+from split.tensor import Tensors, TensorSpec, bind_dims, dtype_name
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[str, float], None]
+
+TENSOR_CODECS: Final = ("raw", "fp16", "int8")
+"""Codecs of a boundary; `encoded` is for inputs."""
+
+DRY_RUNS_MAX: Final = 64
+"""Sessions opened to learn what shape inference does not tell: halving finds the few values that cannot be shown."""
+
+
+def prepare(
+    model_path: Path,
+    folder: Path,
+    *,
+    dims: Mapping[str, int] | None = None,
+    inputs: Tensors | None = None,
+    on_progress: Progress = lambda stage, ratio: None,
+) -> ModelCard:
+    """Find the candidate cuts; write `card.json`, `weights.bin`, `<cut>.head.onnx` and `<cut>.tail.onnx` to `folder`.
+
+    `dims`: sizes of symbolic dims to weigh the cuts at (1 where missing), or `inputs` that show them. The card comes
+    last: a folder with one is complete. InvalidModel when the file cannot be served, InvalidRequest when the inputs do
+    not fit it, ModelUnavailable when the disk is full.
+    """
+    on_progress("read", 0.0)
+    model = load_model(model_path)
+    folder.mkdir(parents=True, exist_ok=True)
+    on_progress("weights", 0.1)
+    share_weights(model, folder)
+    on_progress("shapes", 0.3)
+    settle(model, folder, dims=dims, inputs=inputs)
+    cuts = candidates(model)
+    for done, cut in enumerate(cuts):
+        on_progress("cut", 0.4 + 0.6 * done / len(cuts))
+        write_parts(model, cut, folder / f"{cut.id}.head.onnx", folder / f"{cut.id}.tail.onnx")
+    card = describe(model, cuts)
+    write_card(card, folder)
+    on_progress("done", 1.0)
+    return card
+
+
+def part(model_path: Path, folder: Path, cut: CutId, node_bitmap: str) -> CutCard:
+    """Make the halves of one given cut in `folder`, with its card as `<cut>.json`.
+
+    CutRefused when the bitmap is no closed set of this model's nodes, hashes to another id, or may not be cut.
+    """
+    model = load_model(model_path)
+    found = cut_from_mask(model, mask_of(node_bitmap))
+    if found.id != cut:
+        raise CutRefused(f"the node bitmap of cut {cut} means {found.id} in {model.digest}; the models differ")
+    folder.mkdir(parents=True, exist_ok=True)
+    share_weights(model, folder)
+    if any(name in model.unknown for name in found.boundary):
+        settle(model, folder)
+        found = cut_from_mask(model, found.mask)
+    write_parts(model, found, folder / f"{cut}.head.onnx", folder / f"{cut}.tail.onnx")
+    [share] = compute_shares(model, [found])
+    card = cut_card(model, found, share)
+    write_cut(card, folder)
+    return card
+
+
+def describe(model: Model, cuts: Sequence[Cut]) -> ModelCard:
+    """The card of a settled model with these cuts."""
+    shares = compute_shares(model, cuts)
+    return ModelCard(
+        digest=model.digest,
+        path=str(model.path.resolve()),
+        files=model.files,
+        inputs=model.inputs,
+        outputs=model.outputs,
+        nodes=len(model.nodes),
+        opset=model.opset,
+        cuts=tuple(cut_card(model, cut, share) for cut, share in zip(cuts, shares, strict=True)),
+        no_cuts_reason="" if cuts else _why_none(model),
+    )
+
+
+def list_cuts(model_path: Path, *, inputs: Tensors | None = None) -> dict[str, Any]:
+    """The candidates as `isthmus cuts --json` prints them (DESIGN §7), with the model's inputs beside; keeps no files.
+
+    `bytes` is the payload of one request (boundary and the inputs the tail needs) for each codec, at the shapes of
+    `inputs`, or with 1 for symbolic dims. Errors as in `prepare`.
+    """
+    model = load_model(model_path)
+    with tempfile.TemporaryDirectory(prefix="isthmus-cuts-") as name:
+        folder = Path(name)
+        share_weights(model, folder)
+        settle(model, folder, inputs=inputs)
+    cuts = candidates(model)
+    return {
+        "model": str(model_path),
+        "digest": model.digest,
+        "inputs": [_plain(spec) for spec in _real(model, [spec.name for spec in model.inputs])],
+        "no_cuts_reason": "" if cuts else _why_none(model),
+        "cuts": [
+            {
+                "id": cut.id,
+                "boundary": [_plain(spec) for spec in _real(model, cut.boundary)],
+                "bytes": {codec: payload_bytes(_real(model, _crossing(cut)), codec, {}) for codec in TENSOR_CODECS},
+                "compute_share": round(share, 6),
+                "nodes": cut.nodes,
+            }
+            for cut, share in zip(cuts, compute_shares(model, cuts), strict=True)
+        ],
+    }
+
+
+def _crossing(cut: Cut) -> tuple[str, ...]:
+    return (*cut.boundary, *cut.tail_inputs)
+
+
+def _real(model: Model, names: Sequence[str]) -> list[TensorSpec]:
+    """Specs with the shapes one works with."""
+    specs = [model.spec(name) for name in names]
+    return [
+        TensorSpec(name=spec.name, dtype=spec.dtype, shape=model.shapes.get(spec.name, spec.shape))
+        for spec in specs
+        if isinstance(spec, TensorSpec)
+    ]
+
+
+def _plain(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)}
+
+
+def folder_for(cache_dir: Path, digest: ModelDigest, model_path: Path) -> Path:
+    """Where a model's parts lie in a cache: one folder for each content at each place."""
+    key = hashlib.sha256(f"{digest}\0{model_path.resolve()}".encode()).hexdigest()[:16]
+    return cache_dir / "models" / key
+
+
+def settle(
+    model: Model, folder: Path, *, dims: Mapping[str, int] | None = None, inputs: Tensors | None = None
+) -> Tensors:
+    """Fix the dims to work with: fill `model.shapes`, learn unknown types by running; returns the inputs used.
+
+    Comes after `share_weights(model, folder)`. Without `inputs`, golden ones of the dims given are used. What a run
+    does not tell either stays unknown, and cuts there are not legal. InvalidRequest when the inputs do not fit the
+    model.
+    """
+    if inputs is None:
+        feeds = golden_inputs(model.inputs, dims or {})
+    else:
+        bind_dims(model.inputs, inputs)
+        feeds = {spec.name: inputs[spec.name] for spec in model.inputs}
+    model.shapes = concrete_shapes(model, {name: array.shape for name, array in feeds.items()})
+    unsettled = [name for name in model.values if name not in model.shapes and _showable(model, name)]
+    names = list(dict.fromkeys((*model.unknown, *unsettled)))
+    if names:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".dry-run-", suffix=".onnx") as file:
+            _observe(model, names, feeds, Path(file.name))
+    for name in model.output_names:
+        if name in model.unknown:
+            raise InvalidModel(f"{model.path}: output {name!r} has a type that neither shape inference nor a run tells")
+    return feeds
+
+
+def _showable(model: Model, name: str) -> bool:
+    spec = model.spec(name)
+    inside = all(spec.name != name for spec in model.inputs)
+    return inside and isinstance(spec, TensorSpec) and any(not isinstance(dim, int) or dim < 0 for dim in spec.shape)
+
+
+def _observe(model: Model, names: list[str], feeds: Tensors, path: Path) -> None:
+    """Run the whole with these values as outputs and note what they are; where that fails, with halves of them."""
+    engine = OrtEngine()
+    waiting = [names]
+    for attempt, group in enumerate(waiting):  # grows while it is read
+        if attempt == DRY_RUNS_MAX:
+            log.info("%s: gave up after %d dry runs", model.path, attempt)
+            return
+        try:
+            write_whole(path, whole_with(model, group))
+            segment = engine.open(path, threads=1)
+            seen = segment.run(feeds, group)
+            segment.close()
+        except IsthmusError as error:
+            log.info("%s: a dry run that shows %d values failed: %s", model.path, len(group), error)
+            middle = len(group) // 2
+            waiting += [half for half in (group[:middle], group[middle:]) if 0 < len(half) < len(group)]
+            continue
+        unknown = set(model.unknown)
+        for name, array in seen.items():
+            model.shapes[name] = array.shape
+            if name in unknown:
+                model.learn(name, dtype_name(array.dtype), array.shape)
+
+
+def _why_none(model: Model) -> str:
+    if model.no_cuts_reason:
+        return model.no_cuts_reason
+    reasons = Counter(cut.reason for cut in all_prefix_cuts(model) if cut.reason)
+    return reasons.most_common(1)[0][0] if reasons else "no cut has a tensor that crosses it"

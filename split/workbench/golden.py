@@ -1,0 +1,122 @@
+"""The requests a model is measured on: given ones, those beside the model, else built-in ones it accepts.
+
+In the repository they lie in `MODELS/<name>/golden/`, beside the versions: one request a file, `.npz` with the inputs
+by name, or a picture where the contract says how one becomes an input.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from PIL import Image
+
+from split.codec.golden import golden_inputs
+from split.codec.image import prepare_image
+from split.errors import EngineFailed, InvalidModel, InvalidRequest
+from split.graph.card import ModelCard
+from split.profiles.contract import Contract
+from split.runtime.engine import Segment
+from split.tensor import NUMPY_DTYPES, Tensors
+from split.workbench.inputs import read_inputs
+
+REQUESTS_MAX: Final = 8
+"""Each one costs a run of every cut's halves for every lossy codec."""
+
+_PICTURES: Final = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Golden:
+    """One request and the unsplit model's answer."""
+
+    inputs: Tensors
+    outputs: Tensors
+    picture: bytes = b""
+    """The encoded picture that one of the inputs was made from; empty when it came as a tensor."""
+
+
+def golden_requests(
+    card: ModelCard, whole: Segment, *, inputs: Sequence[Tensors] | None, contract: Contract | None
+) -> tuple[Golden, ...]:
+    """At least one request with its answer, at most `REQUESTS_MAX`.
+
+    InvalidRequest when a given one does not fit the model; InvalidModel when there is none and the model takes none of
+    the built-in ones.
+    """
+    if inputs:
+        return tuple(Golden(inputs=dict(given), outputs=whole.run(given)) for given in inputs[:REQUESTS_MAX])
+    found = tuple(_beside(card, whole, contract))
+    return found or (_built_in(card, whole),)
+
+
+def write_golden(requests: Sequence[Golden], path: Path) -> None:
+    """All requests in one `.npz`: `<number>/input/<name>` and `<number>/output/<name>`; BYTES as fixed-size strings."""
+    arrays = {
+        f"{number}/{side}/{name}": array.astype(np.bytes_) if array.dtype.kind == "O" else array
+        for number, request in enumerate(requests)
+        for side, tensors in (("input", request.inputs), ("output", request.outputs))
+        for name, array in tensors.items()
+    }
+    fresh = path.with_name(path.name + ".new")
+    with fresh.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
+    fresh.replace(path)
+
+
+def typical_jpeg() -> bytes:
+    """A synthetic photo, 640 × 480, about 60 KB: what decoding costs where no picture of the user's is at hand."""
+    y, x = np.mgrid[0:480, 0:640]
+    periods = ((37, 53, 911), (61, 29, 1709), (23, 71, 613))
+    waves = [128 + 60 * np.sin(x / a + y / b) + 40 * np.sin(x * y / c) for a, b, c in periods]
+    out = io.BytesIO()
+    Image.fromarray(np.stack(waves, axis=-1).clip(0, 255).astype(np.uint8)).save(out, "JPEG", quality=85)
+    return out.getvalue()
+
+
+def _beside(card: ModelCard, whole: Segment, contract: Contract | None) -> Iterator[Golden]:
+    version = Path(card.path).parent
+    folder = version.parent / "golden"
+    if not version.name.isdigit() or not folder.is_dir():
+        return
+    files = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in (".npz", *_PICTURES)]
+    for path in files[:REQUESTS_MAX]:
+        picture = b"" if path.suffix == ".npz" else path.read_bytes()
+        inputs = _with_picture(card, contract, picture) if picture else read_inputs(path)
+        if inputs is None:
+            raise InvalidRequest(
+                f"{path} is a picture, and the contract does not say how one becomes an input (data.inputs.encoded)"
+            )
+        try:
+            yield Golden(inputs=inputs, outputs=whole.run(inputs), picture=picture)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{path} does not fit the model: {error}") from None
+
+
+def _with_picture(card: ModelCard, contract: Contract | None, picture: bytes) -> Tensors | None:
+    """The model's inputs with the picture in its place; None when the contract has none for pictures."""
+    images = contract.encoded() if contract is not None else {}
+    for name, spec in images.items():
+        others = [other for other in card.inputs if other.name != name]
+        return {name: prepare_image(picture, spec), **golden_inputs(others, {})}
+    return None
+
+
+def _built_in(card: ModelCard, whole: Segment) -> Golden:
+    noise = golden_inputs(card.inputs, {})
+    zeros = {name: np.zeros_like(array) for name, array in noise.items() if array.dtype != NUMPY_DTYPES["BYTES"]}
+    ones = {name: np.ones_like(array) for name, array in zeros.items()}
+    why = ""
+    for inputs in (noise, noise | zeros, noise | ones):
+        try:
+            return Golden(inputs=inputs, outputs=whole.run(inputs))
+        except (InvalidRequest, EngineFailed) as error:
+            why = why or str(error)
+    raise InvalidModel(
+        f"{card.path} takes none of the built-in test inputs ({why}); give it a real request: --inputs FILE.npz, or a "
+        "file in the folder golden/ beside the model's versions"
+    )

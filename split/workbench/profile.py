@@ -1,0 +1,194 @@
+"""Measures a model on this device: the whole, both halves of every cut, every codec on what would travel, and how far
+lossy codecs move the answers. What cannot be measured does not get into the profile, and so is never chosen.
+
+Each cut is measured against the whole in the same seconds and stated relative to it, so that a clock that rises or
+falls meanwhile favours none. Only one cut's halves are open at a time: it takes about twice the model's memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from split.codec.fidelity import MEASURES, divergence
+from split.codec.image import prepare_image
+from split.codec.payload import decode, encode
+from split.errors import EngineFailed, InvalidModel, InvalidRequest
+from split.graph.card import CutCard, ModelCard
+from split.profiles.contract import Contract
+from split.profiles.measured import CodecCosts, CutCosts, ModelProfile, write_profile
+from split.runtime.engine import Engine, Segment
+from split.runtime.machine import read_machine
+from split.runtime.profiler import measure, measure_interleaved
+from split.tensor import Tensors, bind_dims, worst_difference
+from split.workbench.golden import Golden, golden_requests, typical_jpeg, write_golden
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[str, float], None]
+
+LOSSY: Final = ("fp16", "int8")
+BUDGET_S: Final = 36.0
+CUT_BUDGET_S: Final = 1.0
+"""All cuts together, and at most each: a dozen cuts of a 10 ms model get 25 rounds and take a quarter of a minute."""
+SAME: Final = 1e-5
+"""Largest relative difference of head ∘ tail to the whole (DESIGN §8, I2)."""
+_PAYLOAD_BYTES_MAX: Final = 1 << 40
+
+
+def profile_model(
+    card: ModelCard,
+    folder: Path,
+    *,
+    inputs: Sequence[Tensors] | None = None,
+    contract: Contract | None = None,
+    engine: Engine,
+    threads: int,
+    on_progress: Progress = lambda stage, ratio: None,
+) -> ModelProfile:
+    """Measure, write `folder/profile.json` and `folder/golden.npz`; blocking, a quarter of a minute for a dozen cuts.
+
+    `folder` holds the halves as the workbench cut them. `inputs`: requests to measure on (the first one for times, all
+    for fidelity); without them see `split/workbench/golden.py`. InvalidModel when there is nothing to measure on or the
+    runtime refuses the whole; a cut that does not open or computes something else is left out with a warning.
+    """
+    on_progress("opening the model", 0.0)
+    whole = engine.open(Path(card.path), threads=threads)
+    golden = golden_requests(card, whole, inputs=inputs, contract=contract)
+    first = golden[0]
+    image_ms, encoded_bytes = _image_costs(golden, contract)
+    on_progress("measuring what offloading ships", 0.02)
+    input_codecs = _codecs([request.inputs for request in golden], lambda tensors: whole.run(tensors), golden)
+    whole_ms = [measure(whole, first.inputs, budget_s=CUT_BUDGET_S)]
+    cuts: list[tuple[CutCosts, float]] = []
+    for number, cut in enumerate(card.cuts):
+        on_progress(f"cut {number + 1} of {len(card.cuts)}", 0.05 + 0.95 * number / len(card.cuts))
+        budget_s = min(CUT_BUDGET_S, BUDGET_S / len(card.cuts))
+        try:
+            costs, beside_ms = _measure_cut(cut, folder, whole, golden, engine, threads, budget_s)
+        except (InvalidModel, InvalidRequest, EngineFailed) as error:
+            log.warning("cut=%s is left out: %s", cut.id, error)
+            continue
+        cuts.append((costs, beside_ms))
+        whole_ms.append(beside_ms)
+    typical_ms = statistics.median(whole_ms)
+    profile = ModelProfile(
+        digest=card.digest,
+        runtime=engine.name,
+        fingerprint=read_machine().digest,
+        dims=bind_dims(card.inputs, first.inputs),
+        threads=threads,
+        whole_ms=typical_ms,
+        image_ms=image_ms,
+        input_codecs=input_codecs,
+        encoded_bytes=encoded_bytes,
+        output_bytes=_size(encode(first.outputs, "raw")),
+        cuts=tuple(_scaled(costs, typical_ms / beside_ms) for costs, beside_ms in cuts),
+    )
+    write_golden(golden, folder / "golden.npz")
+    write_profile(profile, folder)
+    on_progress("done", 1.0)
+    return profile
+
+
+def _measure_cut(
+    cut: CutCard,
+    folder: Path,
+    whole: Segment,
+    golden: Sequence[Golden],
+    engine: Engine,
+    threads: int,
+    budget_s: float,
+) -> tuple[CutCosts, float]:
+    """Costs of one cut and the whole's milliseconds measured beside them."""
+    head = engine.open(folder / f"{cut.id}.head.onnx", threads=threads)
+    tail = engine.open(folder / f"{cut.id}.tail.onnx", threads=threads)
+    head_feeds = [{name: request.inputs[name] for name in cut.head_inputs} for request in golden]
+    travels = []
+    for request, feeds in zip(golden, head_feeds, strict=True):
+        made = head.run(feeds)
+        boundary = {spec.name: made[spec.name] for spec in cut.boundary}
+        crossing = boundary | {name: request.inputs[name] for name in cut.tail_inputs}
+        again = made | tail.run({name: crossing[name] for name in tail.inputs})
+        difference = worst_difference(again, request.outputs, list(request.outputs))
+        if difference > SAME:
+            raise EngineFailed(
+                f"head and tail differ from the whole by {difference:.2g} (relative), allowed is {SAME:g}"
+            )
+        travels.append(crossing)
+    tail_feeds = {name: travels[0][name] for name in tail.inputs}
+    ms = measure_interleaved(
+        {
+            "whole": lambda: whole.run(golden[0].inputs),
+            "head": lambda: head.run(head_feeds[0]),
+            "tail": lambda: tail.run(tail_feeds),
+        },
+        budget_s,
+    )
+    codecs = _codecs(travels, lambda tensors: tail.run({name: tensors[name] for name in tail.inputs}), golden)
+    return CutCosts(cut=cut.id, head_ms=ms["head"], tail_ms=ms["tail"], codecs=codecs), ms["whole"]
+
+
+def _codecs(
+    payloads: Sequence[Tensors], finish: Callable[[Tensors], Tensors], golden: Sequence[Golden]
+) -> tuple[CodecCosts, ...]:
+    """Every codec on what travels (one payload for each golden request); a lossy one that saves no byte is left out."""
+    wires = {codec: [b"".join(encode(tensors, codec)) for tensors in payloads] for codec in ("raw", *LOSSY)}
+    sizes = {codec: int(statistics.median(map(len, wire))) for codec, wire in wires.items()}
+    kept = [codec for codec in wires if codec == "raw" or sizes[codec] < sizes["raw"]]
+    work: dict[str, Callable[[], Any]] = {}
+    for codec in kept:
+        work[f"encode {codec}"] = functools.partial(encode, payloads[0], codec)
+        work[f"decode {codec}"] = functools.partial(decode, wires[codec][0], max_bytes=_PAYLOAD_BYTES_MAX)
+    ms = measure_interleaved(work, 0.1)
+    return tuple(
+        CodecCosts(
+            codec=codec,
+            bytes=sizes[codec],
+            encode_ms=ms[f"encode {codec}"],
+            decode_ms=ms[f"decode {codec}"],
+            fidelity=_fidelity(wires[codec], finish, golden) if codec in LOSSY else {},
+        )
+        for codec in kept
+    )
+
+
+def _fidelity(
+    wires: Sequence[bytes], finish: Callable[[Tensors], Tensors], golden: Sequence[Golden]
+) -> dict[str, float]:
+    """Each measure's worst value over golden requests and outputs; one that is not finite is left out: not allowed."""
+    worst = dict.fromkeys(MEASURES, 0.0)
+    for wire, request in zip(wires, golden, strict=True):
+        outputs = finish(decode(wire, max_bytes=_PAYLOAD_BYTES_MAX))
+        for name, found in outputs.items():
+            for measure_name in worst:
+                value = divergence(measure_name, found, request.outputs[name])
+                worst[measure_name] = max(worst[measure_name], value)
+    return {name: value for name, value in worst.items() if math.isfinite(value)}
+
+
+def _image_costs(golden: Sequence[Golden], contract: Contract | None) -> tuple[float, int]:
+    """(milliseconds to prepare a picture, typical bytes of one); zeros where the model takes none."""
+    images = contract.encoded() if contract is not None else {}
+    if not images:
+        return 0.0, 0
+    pictures = [request.picture for request in golden if request.picture] or [typical_jpeg()]
+    work: Mapping[str, Callable[[], Any]] = {
+        str(number): functools.partial(prepare_image, picture, next(iter(images.values())))
+        for number, picture in enumerate(pictures)
+    }
+    ms = measure_interleaved(work, 1.0)
+    return statistics.median(ms.values()), int(statistics.median(map(len, pictures)))
+
+
+def _scaled(costs: CutCosts, factor: float) -> CutCosts:
+    return CutCosts(cut=costs.cut, head_ms=costs.head_ms * factor, tail_ms=costs.tail_ms * factor, codecs=costs.codecs)
+
+
+def _size(buffers: Sequence[Any]) -> int:
+    return sum(memoryview(buffer).nbytes for buffer in buffers)
