@@ -18,10 +18,11 @@ from typing import Any, Final, Protocol
 import msgspec
 from aiohttp import web
 
-from agent.http_body import body_encoding, pack, read_body, unpack, wanted_encoding
+from agent.http_body import BodyBudget, BodyShare, body_encoding, pack, read_body, unpack, wanted_encoding
 from agent.http_guard import Guard, HttpRefusal
 from agent.http_listen import UnixListener, open_tcp, open_unix, parse_address
-from split.errors import InvalidRequest, IsthmusError, Overloaded, TooLarge, UnknownModel, UnsupportedRequest
+from agent.version import VERSION
+from split.errors import InvalidRequest, IsthmusError, TooLarge, UnknownModel, UnsupportedRequest
 from split.oip.infer import ModelMetadata, OipRequest, OipResponse
 from split.oip.request import parse_infer
 from split.oip.response import build_response
@@ -96,10 +97,9 @@ class HttpApi:
         self,
         service: Service,
         *,
-        version: str,
         max_body_bytes: int = 64 << 20,
         max_json_bytes: int = 16 << 20,
-        inflight_bytes: int = 256 << 20,
+        inflight_bytes: int | None = None,
         max_connections: int = 256,
         header_timeout_s: float = 10.0,
         body_timeout_s: float = 30.0,
@@ -108,16 +108,15 @@ class HttpApi:
         hosts: Iterable[str] = (),
     ) -> None:
         """`max_body_bytes`: one body, packed or unpacked. `max_json_bytes`: the JSON in it, which is read on the event
-        loop (16 MiB take about 0.1 s; larger tensors go as binary data). `inflight_bytes`: all bodies at once.
-        `header_timeout_s`, `body_timeout_s`, `send_timeout_s`: from first to last byte. `drain_timeout_s`: what `stop`
-        gives to requests in flight. `hosts`: further names of this service, besides loopback and the one listened on.
+        loop (16 MiB take about 0.1 s; larger tensors go as binary data). `inflight_bytes`: all bodies at once
+        (None: as much as one). `header_timeout_s`, `body_timeout_s`, `send_timeout_s`: from first to last byte.
+        `drain_timeout_s`: what `stop` gives to requests in flight. `hosts`: further names of this service, besides
+        loopback and the one listened on.
         """
-        assert 0 < max_json_bytes <= max_body_bytes <= inflight_bytes
         self._service = service
-        self._version = version
         self._max_body_bytes = max_body_bytes
         self._max_json_bytes = max_json_bytes
-        self._free_bytes = inflight_bytes
+        self._budget = BodyBudget(max_body_bytes if inflight_bytes is None else inflight_bytes)
         self._connections_left = max_connections
         self._header_timeout_s = header_timeout_s
         self._body_timeout_s = body_timeout_s
@@ -196,9 +195,10 @@ class HttpApi:
             if error.status == 408:  # the rest of that body may still drip in
                 response.force_close()
             return response
-        except ConnectionError:
-            raise
-        except Exception:
+        except Exception as error:
+            gone = request.transport is None or request.transport.is_closing()
+            if gone and isinstance(error, ConnectionError):
+                raise
             log.exception("%s %s failed", request.method, request.path)
             return _json({"error": "internal error; the daemon's log says more"}, 500)
 
@@ -214,7 +214,7 @@ class HttpApi:
                 return await self._model(request, _name(name), version, rest, received_at_s)
             case ["v2"]:
                 _only(request, "GET")
-                return _json({"name": "isthmus", "version": self._version, "extensions": EXTENSIONS})
+                return _json({"name": "isthmus", "version": VERSION, "extensions": EXTENSIONS})
             case ["v2", "health", "live"]:
                 _only(request, "GET")
                 live = service.live()
@@ -294,16 +294,8 @@ class HttpApi:
         self, request: web.BaseRequest, name: str, version: str, received_at_s: float
     ) -> web.StreamResponse:
         header_length = _header_length(request)
-        # Without an announced length the whole limit is set aside: the body may become that large.
-        announced = request.content_length
-        held = self._max_body_bytes if announced is None else min(announced, self._max_body_bytes)
-        if held > self._free_bytes:
-            raise Overloaded(f"no room for a body of {held} bytes besides those in flight; try again")
-        self._free_bytes -= held
-        try:
-            body = await self._body(request, self._max_body_bytes, header_length or 0)
-            self._free_bytes -= body.nbytes - held  # an unpacked one is larger
-            held = body.nbytes
+        with self._budget.hold() as share:
+            body = await self._body(request, share, self._max_body_bytes, header_length or 0)
             json_bytes = body.nbytes if header_length is None else header_length
             if json_bytes > self._max_json_bytes:
                 raise TooLarge(
@@ -312,23 +304,28 @@ class HttpApi:
                 )
             metadata = self._service.metadata(name, version) if header_length == 0 else None
             asked = parse_infer(body, header_length, metadata=metadata)
-            del body
             response = await self._service.infer(name, version, asked, received_at_s)
             json_length, buffers = build_response(response, asked)
             return await self._answer(request, json_length, buffers)
-        finally:
-            self._free_bytes += held
 
-    async def _body(self, request: web.BaseRequest, limit_bytes: int, json_bytes: int = 0) -> memoryview:
+    async def _body(
+        self, request: web.BaseRequest, share: BodyShare, limit_bytes: int, json_bytes: int = 0
+    ) -> memoryview:
         """The body, whole and unpacked. One is unpacked at a time: each may grow to the limit."""
         encoding = body_encoding(request)
         body = await read_body(
-            request, limit_bytes=limit_bytes, timeout_s=self._body_timeout_s, json_bytes=0 if encoding else json_bytes
+            request,
+            share,
+            limit_bytes=limit_bytes,
+            timeout_s=self._body_timeout_s,
+            json_bytes=0 if encoding else json_bytes,
         )
         if encoding is None:
             return body
         async with self._unpacking:
-            return await unpack(body, encoding, limit_bytes)
+            body = await unpack(body, encoding, limit_bytes)
+        share.set(body.nbytes)
+        return body
 
     async def _answer(
         self, request: web.BaseRequest, json_length: int | None, buffers: list[Buffer]
@@ -363,7 +360,8 @@ class HttpApi:
     async def _admin_body(self, request: web.BaseRequest) -> dict[str, Any]:
         """The JSON object of a repository request; an empty body is an empty object."""
         _only(request, "POST")
-        body = await self._body(request, ADMIN_BODY_BYTES)
+        with self._budget.hold() as share:
+            body = await self._body(request, share, ADMIN_BODY_BYTES)
         if not body.nbytes:
             return {}
         try:
