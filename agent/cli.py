@@ -1,4 +1,7 @@
-"""`isthmus`: the daemon and the tools. Data on stdout, everything else on stderr; exit 0, 1 failed, 2 usage, 78 bad config."""
+"""`isthmus`: the daemon and the tools. Data on stdout, everything else on stderr.
+
+Exit status: 0, 1 failed, 2 usage, 78 bad configuration.
+"""
 
 from __future__ import annotations
 

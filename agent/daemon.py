@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import signal
-from pathlib import Path
 
 from agent.compute import Compute
 from agent.config import AgentConfig
-from agent.fingerprint import Fingerprint, quick_fingerprint
+from agent.fingerprint import Fingerprint, take_fingerprint
 from agent.golden import golden_on_device, warm_up
 from agent.health import Health
 from agent.http_api import HttpApi
@@ -30,6 +28,7 @@ from split.codec.image import image_fingerprint
 from split.codec.payload import CODECS
 from split.errors import ConfigError
 from split.identity.certificates import Identity
+from split.profiles.address import HostPort
 from split.runtime.segment import OrtEngine, usable_threads
 from split.runtime.store import SegmentStore
 from split.transport.channel import Channel
@@ -71,14 +70,12 @@ class Daemon:
         if not config.models.is_dir():
             raise ConfigError(f"models: {config.models} is no folder; make it, or point `models` at your repository")
         threads = usable_threads()
-        fingerprint: Fingerprint = await asyncio.to_thread(quick_fingerprint)
+        fingerprint: Fingerprint = await asyncio.to_thread(take_fingerprint)
         compute = Compute(config.emulation.slowdown)
         self._stack.callback(compute.close)
         store = SegmentStore(self._engine, threads=threads, budget_bytes=config.budget_bytes)
-        self._stack.callback(store.close)
-        planner = Planner(
-            slowdown=config.emulation.slowdown, probe_bytes_per_hour=config.link.probe_bytes_per_hour
-        )
+        self._stack.callback(store.clear)
+        planner = Planner(slowdown=config.emulation.slowdown, probe_bytes_per_hour=config.link.probe_bytes_per_hour)
         metrics = Metrics(version=VERSION)
         journal = Journal(metrics)
         uplink = Uplink(
@@ -86,7 +83,7 @@ class Daemon:
             dial=self._dial,
             planner=planner,
             golden=lambda model, cut: golden_on_device(compute, model, cut),
-            backoff=Backoff(random=random.random),
+            backoff=Backoff(),
         )
 
         def model_ready(model: ServedModel) -> None:
@@ -135,12 +132,12 @@ class Daemon:
         self._stack.callback(watchdog.cancel)
 
     async def _dial(self, address: str) -> Channel:
-        host, _, port = address.rpartition(":")
+        place = HostPort(address)
         paths = self._config.identity
         assert paths is not None, "the configuration checks that companions come with an identity"
         return await dial(
-            host.strip("[]"),
-            int(port),
+            place.host,
+            place.port,
             identity=Identity(cert=paths.cert, key=paths.key, ca=paths.ca),
             hello=Hello(
                 major=PROTOCOL_MAJOR,
@@ -169,5 +166,3 @@ async def run(config: AgentConfig) -> None:
         notify("STOPPING=1")
         log.info("stopping")
         del daemon
-
-

@@ -1,5 +1,5 @@
-"""Is the daemon alive: the event loop turns and the compute worker is not stuck. Says nothing about the companion, whose
-absence is an ordinary state.
+"""Is the daemon alive: the event loop turns and the compute worker is not stuck. Says nothing about the companion,
+whose absence is an ordinary state.
 """
 
 from __future__ import annotations

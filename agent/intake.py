@@ -12,13 +12,11 @@ from dataclasses import dataclass
 
 from agent.repository import ServedModel
 from split.errors import InvalidRequest, Overloaded
-from split.ids import CutId, RequestId
+from split.ids import RequestId
 from split.oip.options import RequestOptions
 from split.plan.plan import Placement, RequestFacts
+from split.profiles.contract import strictest
 from split.tensor import Array, Tensors
-
-PRIVACY_ORDER = ("any", "no-raw-input", "local-only")
-"""Laxest first; the stricter of contract and request holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +55,7 @@ def _encoded_inputs(model: ServedModel, inputs: Mapping[str, Array]) -> tuple[st
                 raise InvalidRequest(f"encoded input {name!r} must be BYTES of shape [1], got {list(array.shape)}")
             encoded.append(name)
         elif (why := wanted[name].refuse(array)) is not None:
-            hint = f" (or one picture as BYTES of shape [1])" if name in model.images else ""
+            hint = " (or one picture as BYTES of shape [1])" if name in model.images else ""
             raise InvalidRequest(f"model {model.name!r}: {why}{hint}")
     return tuple(encoded)
 
@@ -103,10 +101,10 @@ class Intake:
             )
         facts = RequestFacts(
             budget_ms=(deadline_at_s - now_s) * 1000,
-            mode=None if options.mode in (None, "auto") else Placement(options.mode),
-            cut=None if options.cut is None else CutId(options.cut),
+            mode=None if options.mode == "auto" else Placement(options.mode),
+            cut=options.cut,
             codec=options.codec,
-            privacy=max(options.privacy or "any", model.contract.data.privacy, key=PRIVACY_ORDER.index),
+            privacy=strictest(options.privacy, model.contract.strictest_privacy()),
             encoded_bytes=total if encoded else 0,
             input_bytes=0 if encoded else total,
             outputs=outputs or tuple(names),

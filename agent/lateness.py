@@ -1,12 +1,13 @@
 """When a request that waits for the companion must be finished here, so that every one of them meets its deadline.
 
-Keeps one timer per waiting request; whenever a request comes or goes, `split.plan.slack.latest_starts` says anew by when
-each local finish must start, given that they share one worker. Not a judgement on the companion: only a clock.
+Keeps one timer per waiting request; whenever a request comes or goes, `split.plan.slack.latest_starts` says anew by
+when each local finish must start, given that they share one worker. Not a judgement on the companion: only a clock.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -36,15 +37,15 @@ class Lateness:
         self._watched: dict[str, _Watched] = {}
 
     def watch(
-        self, key: str, *, deadline_at_s: float, local_ms: float, timeout_ms: float
+        self, key: str, *, deadline_at_s: float, local_ms: float, timeout_ms: float | None
     ) -> asyncio.Future[None]:
-        """`local_ms`: what the device would need; `timeout_ms`: bound on the wait, whatever the deadline allows."""
+        """`local_ms`: what the device would need; `timeout_ms`: bound on the wait inside the deadline (None: none)."""
         loop = asyncio.get_running_loop()
         watched = _Watched(
             future=loop.create_future(),
             deadline_at_s=deadline_at_s,
             local_ms=local_ms * (1 + MARGIN_RATIO) + MARGIN_MS,
-            give_up_at_s=loop.time() + timeout_ms / 1000,
+            give_up_at_s=math.inf if timeout_ms is None else loop.time() + timeout_ms / 1000,
         )
         self._watched[key] = watched
         self._rearm()

@@ -16,18 +16,25 @@ class Metrics:
     def __init__(self, *, version: str) -> None:
         self._registry = CollectorRegistry()
         self._requests = Counter(
-            "isthmus_requests", "Requests by what became of them.", ["model", "placement", "outcome"],
+            "isthmus_requests",
+            "Requests by what became of them.",
+            ["model", "placement", "outcome"],
             registry=self._registry,
         )
         self._duration = Histogram(
-            "isthmus_request_duration_seconds", "From received to answered.", ["model", "placement"],
-            buckets=SECONDS, registry=self._registry,
+            "isthmus_request_duration_seconds",
+            "From received to answered.",
+            ["model", "placement"],
+            buckets=SECONDS,
+            registry=self._registry,
         )
         self._stages = Counter(
             "isthmus_stage_duration_seconds", "Time spent, by stage.", ["model", "stage"], registry=self._registry
         )
         self._fallbacks = Counter(
-            "isthmus_fallbacks", "Requests that the device finished for the companion.", ["model"],
+            "isthmus_fallbacks",
+            "Requests that the device finished for the companion.",
+            ["model"],
             registry=self._registry,
         )
         Gauge("isthmus_build_info", "Version.", ["version"], registry=self._registry).labels(version).set(1)

@@ -21,7 +21,7 @@ from split.codec.image import ImageSpec
 from split.errors import InvalidModel, IsthmusError, ModelUnavailable, UnknownModel
 from split.graph.card import ModelCard, read_card
 from split.ids import CutId, ModelDigest, ModelName
-from split.profiles.contract import Contract, default_contract, load_contract, load_labels
+from split.profiles.contract import Contract, check_contract, default_contract, load_contract, load_labels
 from split.profiles.measured import ModelProfile, read_profile
 from split.runtime.engine import Segment
 from split.runtime.store import SegmentStore
@@ -53,7 +53,7 @@ class ServedModel:
     contract: Contract
     images: dict[str, ImageSpec]
     """Inputs that may come as encoded pictures, and how to prepare them."""
-    labels: dict[str, list[str]]
+    labels: dict[str, tuple[str, ...]]
     folder: Path
     """Where its segments, profile and golden inputs lie."""
     profile: ModelProfile | None
@@ -107,7 +107,7 @@ def find_models(folder: Path) -> dict[ModelName, tuple[str, Path]]:
 
 
 def find_card(cache_dir: Path, path: Path) -> tuple[Path, ModelCard] | None:
-    """Folder and card made from exactly these bytes at this place, without parsing the model; None where there is none."""
+    """Folder and card made from exactly these bytes at this place, without parsing them; None where there is none."""
     for folder in sorted((cache_dir / "models").glob("*/")):
         try:
             card = read_card(folder)
@@ -162,7 +162,9 @@ class Repository:
         entry = self._entries.get(ModelName(name))
         if entry is None or (version and version != entry.version):
             known = ", ".join(self._entries) or "none"
-            raise UnknownModel(f"Request for unknown model: {name!r}{f' version {version}' if version else ''} (known: {known})")
+            raise UnknownModel(
+                f"Request for unknown model: {name!r}{f' version {version}' if version else ''} (known: {known})"
+            )
         if entry.model is None or entry.state is not ModelState.READY:
             raise ModelUnavailable(f"model {name!r} is {entry.state}{f': {entry.reason}' if entry.reason else ''}")
         return entry.model
@@ -236,15 +238,13 @@ class Repository:
             folder, card = await self._card(entry)
         contract_path = entry.path.parent.parent / "contract.yaml"
         contract = load_contract(contract_path) if contract_path.is_file() else default_contract(card)
-        images = {
-            spec.name: spec.encoded for spec in contract.data.inputs if spec.encoded is not None
-        }
+        check_contract(contract, card, path=contract_path)
         model = ServedModel(
             name=entry.name,
             version=entry.version,
             card=card,
             contract=contract,
-            images=images,
+            images=contract.encoded(),
             labels=load_labels(contract, contract_path.parent),
             folder=folder,
             profile=read_profile(folder),

@@ -5,8 +5,8 @@
             └─ offload  the input travels  → companion runs it all          → reply
                    └─ late or failed: what is missing runs here, from the boundary that is already there
 
-Exactly one answer leaves, by the deadline or as a typed error. Deciding lives in the planner, running in compute, sending
-in the uplink; this file only says in which order, and what happens when something does not come.
+Exactly one answer leaves, by the deadline or as a typed error. Deciding lives in the planner, running in compute,
+sending in the uplink; this file only says in which order, and what happens when something does not come.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from agent.compute import Compute
 from agent.intake import InferenceRequest
@@ -24,13 +25,20 @@ from agent.stages import Prepared, finish, prepare, whole
 from agent.uplink import RemoteReply, Uplink
 from split.errors import ChannelError, DeadlineExceeded, EngineFailed, IsthmusError
 from split.ids import OFFLOAD_CUT
-from split.plan.plan import LOCAL, Decision, Placement, Plan
+from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate
 from split.tensor import Tensors
 from split.transport.channel import Buffer
 from split.wire.messages import Infer, Priority
 
 ATTEMPT = 1
 """A request is sent once; when it does not come back, the device finishes it itself."""
+
+UNPROFILED = Decision(
+    chosen=PlanEstimate(plan=LOCAL, predicted_ms=0.0, risk_ms=0.0, stages_ms={}, bytes=0, fidelity=None, allowed=True),
+    runners_up=(),
+    reason="this model is not measured yet: until it is, it runs here",
+    candidates=1,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +70,7 @@ class Serve:
 
     async def infer(self, request: InferenceRequest) -> Outcome:
         """Answer one admitted request. DeadlineExceeded at its deadline, EngineFailed when the model itself fails."""
-        now_s = _now()
-        decision = self._planner.decide(
-            request.model.name, request.facts, edge_queue_ms=self._compute.queue_ms, now_s=now_s
-        )
+        decision = self._decide(request)
         try:
             async with asyncio.timeout_at(request.deadline_at_s):
                 outcome = await self._carry_out(request, decision)
@@ -88,6 +93,13 @@ class Serve:
             total_ms=outcome.total_ms,
         )
         return outcome
+
+    def _decide(self, request: InferenceRequest) -> Decision:
+        if request.model.profile is None:
+            return UNPROFILED
+        return self._planner.decide(
+            request.model.name, request.facts, edge_queue_ms=self._compute.queue_ms, now_s=_now()
+        )
 
     async def _carry_out(self, request: InferenceRequest, decision: Decision) -> Outcome:
         plan = decision.chosen.plan
@@ -117,9 +129,7 @@ class Serve:
                 self._planner.observe_edge(request.model.name, plan, stage, prepared.stages_ms[stage])
         return prepared
 
-    def _send(
-        self, request: InferenceRequest, plan: Plan, payload: Sequence[Buffer]
-    ) -> asyncio.Future[RemoteReply]:
+    def _send(self, request: InferenceRequest, plan: Plan, payload: Sequence[Buffer]) -> asyncio.Future[RemoteReply]:
         assert plan.codec is not None
         message = Infer(
             request_id=request.id,
@@ -159,7 +169,8 @@ class Serve:
         local = asyncio.ensure_future(self._locally(request, decision, prepared, fallback=why))
         try:
             while not local.done():
-                await asyncio.wait({local, remote} if not remote.done() else {local}, return_when=asyncio.FIRST_COMPLETED)
+                pending: set[asyncio.Future[Any]] = {local} if remote.done() else {local, remote}
+                await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 if _succeeded(remote):
                     return await self._remotely(request, decision, prepared, remote.result())
             return local.result()

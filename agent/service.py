@@ -1,5 +1,5 @@
-"""What the daemon offers to its front doors (HTTP now, gRPC later): the Open Inference Protocol's questions, answered from
-the repository, the journal and the planner. Translation only; the way of a request is `serve.py`.
+"""What the daemon offers to its front doors: the Open Inference Protocol's questions, answered from the repository,
+the journal and the planner. Translation only; the way of a request is `serve.py`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ from agent.repository import ModelState, Repository, ServedModel
 from agent.serve import Outcome, Serve
 from agent.uplink import Uplink
 from agent.version import VERSION
-from split.oip.infer import ModelMetadata, OipRequest, OipResponse
+from split.oip.infer import ModelMetadata, OipRequest, OipResponse, plain_shape
 from split.oip.options import isthmus_options
-
-PLATFORM = "onnx_onnxv1"
-"""The protocol's word for an ONNX model."""
+from split.tensor import TensorSpec
 
 
 class DaemonService:
@@ -98,7 +96,6 @@ class DaemonService:
         return ModelMetadata(
             name=model.name,
             versions=(model.version,),
-            platform=PLATFORM,
             inputs=model.card.inputs,
             outputs=model.card.outputs,
         )
@@ -113,13 +110,13 @@ class DaemonService:
         """Triton's model configuration, as far as it says something here."""
         model = self._repository.serving(name, version)
 
-        def described(spec: Any) -> dict[str, Any]:
-            dims = [dim if isinstance(dim, int) else -1 for dim in spec.shape]
-            return {"name": spec.name, "data_type": f"TYPE_{_triton_type(spec.dtype)}", "dims": dims}
+        def described(spec: TensorSpec) -> dict[str, Any]:
+            kind = "TYPE_STRING" if spec.dtype == "BYTES" else f"TYPE_{spec.dtype}"
+            return {"name": spec.name, "data_type": kind, "dims": plain_shape(spec)}
 
         return {
             "name": model.name,
-            "platform": PLATFORM,
+            "platform": "onnxruntime_onnx",
             "backend": "onnxruntime",
             "max_batch_size": 0,
             "input": [described(spec) for spec in model.card.inputs],
@@ -166,7 +163,7 @@ class DaemonService:
             "version": VERSION,
             "uptime_s": round(now_s - self._started_at_s, 1),
             "device": msgspec.to_builtins(self._fingerprint),
-            "threads": self._fingerprint.cores_usable,
+            "threads": self._fingerprint.threads,
             "models": models,
             "companion": {
                 "address": self._uplink.address,
@@ -200,7 +197,3 @@ def _parameters(request_id: str, outcome: Outcome) -> dict[str, str | float]:
         "isthmus.predicted_ms": round(outcome.decision.chosen.predicted_ms, 3),
         "isthmus.timings": msgspec.json.encode(timings).decode(),
     }
-
-
-def _triton_type(dtype: str) -> str:
-    return "STRING" if dtype == "BYTES" else dtype

@@ -1,4 +1,4 @@
-"""What one request does on the worker thread: picture → tensors, head, encoding, tail. Blocking; no decisions, no I/O."""
+"""What one request does on the worker thread: picture → tensors, head, encoding, tail. Blocking; decides nothing."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from agent.planner import Planner
 from agent.repository import ServedModel
 from split.codec.golden import differs
 from split.codec.image import image_fingerprint
-from split.codec.payload import CODECS, decode
+from split.codec.payload import decode
 from split.errors import (
     ChannelError,
     CompanionRefused,
@@ -29,7 +30,6 @@ from split.errors import (
     RemoteProtocolError,
 )
 from split.ids import CutId
-from split.plan.plan import Plan
 from split.tensor import Tensors
 from split.transport.channel import Buffer, Channel, Incoming
 from split.transport.retry import Backoff
@@ -61,6 +61,8 @@ SETUP_TIMEOUT_S = 120.0
 """For one answer while a model or a cut is being opened (the companion cuts it first)."""
 TICK_S = 0.25
 """Heartbeat while requests wait or a probe is due (evidence: a silent peer must be noticed within a second)."""
+STABLE_S = 1.0
+"""A connection that lived so long was a good one: the back-off starts anew after it."""
 SILENCE_S = 10.0
 """No byte for so long although a ping is out: the connection is given up and dialled anew."""
 
@@ -75,6 +77,8 @@ class RemoteReply:
     """Round trip without the companion's own time."""
     up_bytes: int
     down_bytes: int
+    decode_ms: float
+    """Of the outputs, here."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,7 +113,8 @@ class Uplink:
         self._waiting: dict[tuple[str, int], _Waiting] = {}
         self._answers: dict[_Key, asyncio.Queue[Message]] = {}
         """Set-up answers awaited, by what was asked."""
-        self._pings: dict[int, float] = {}
+        self._pings: dict[int, tuple[float, int]] = {}
+        """Nonce → when it was sent, and its padding in bytes."""
         self._nonces = itertools.count(1)
         self._setups: dict[str, asyncio.Task[None]] = {}
         self._heard_at_s = 0.0
@@ -195,27 +200,27 @@ class Uplink:
 
     async def _keep_connected(self) -> None:
         for address in itertools.cycle(self._companions):
+            self.address = address
             try:
                 channel = await self._dial(address)
             except (IsthmusError, OSError, TimeoutError) as error:
-                self.address, self.state = address, f"cannot connect: {error}"
-                self._planner.companion_lost(f"companion {address}: {error}", self._now())
-                delay_s = self._backoff.next_delay_s()
-                log.info("companion=%s %s; again in %.1f s", address, error, delay_s)
-                await asyncio.sleep(delay_s)
-                continue
-            self._backoff.reset()
-            self.address = address
-            try:
-                await self._live_with(channel)
-            except ChannelError as error:
-                log.warning("companion=%s lost: %s", address, error)
-                self.state = f"lost: {error}"
-            finally:
-                self._channel = None
-                self._fail_all(ConnectionLost(self.state))
-                self._planner.companion_lost(f"companion {address} {self.state}", self._now())
-                await channel.close("the device is going")
+                self.state = f"cannot connect: {error or 'timed out'}"
+            else:
+                started_at_s = self._now()
+                try:
+                    await self._live_with(channel)
+                except ChannelError as error:
+                    self.state = f"lost: {error}"
+                finally:
+                    self._channel = None
+                    self._fail_all(ConnectionLost(f"companion {address} {self.state}"))
+                    await channel.close("the device is going")
+                if self._now() - started_at_s > STABLE_S:
+                    self._backoff.succeeded()
+            self._planner.companion_lost(f"companion {address} {self.state}", self._now())
+            delay_s = self._backoff.failed()
+            log.warning("companion=%s %s; next try in %.1f s", address, self.state, delay_s)
+            await asyncio.sleep(delay_s)
 
     async def _live_with(self, channel: Channel) -> None:
         """Until the connection ends (it always ends with a ChannelError)."""
@@ -258,11 +263,9 @@ class Uplink:
             case Refused(digest=digest, cut=cut) as answer:
                 self._answer(("segment" if cut else "model", digest, cut), answer)
             case Pong(nonce=nonce):
-                sent_at_s = self._pings.pop(nonce, None)
-                if sent_at_s is not None:
-                    self._planner.observe_ping((incoming.received_at_s - sent_at_s) * 1000, self._now())
-            case Ping(nonce=nonce):
-                channel.send(Pong(nonce=nonce), priority=Priority.CONTROL)
+                if (ping := self._pings.pop(nonce, None)) is not None:
+                    rtt_ms = (incoming.received_at_s - ping[0]) * 1000
+                    self._planner.observe_ping(rtt_ms, self._now(), padding_bytes=ping[1])
             case Goodbye(reason=reason):
                 self._planner.companion_lost(f"companion {self.address} says goodbye: {reason}", self._now())
                 self.state = f"goodbye: {reason}"
@@ -276,6 +279,7 @@ class Uplink:
         down_bytes = incoming.payload.nbytes
         network_ms = max((incoming.received_at_s - waiting.sent_at_s) * 1000 - reply.cloud_ms, 0.0)
         self._planner.observe_transfer(waiting.up_bytes, down_bytes, network_ms, self._now())
+        started_s = time.perf_counter()
         try:
             outputs = decode(incoming.payload, max_bytes=max(down_bytes, 1) * 64)
         except IsthmusError as error:
@@ -288,6 +292,7 @@ class Uplink:
                 network_ms=network_ms,
                 up_bytes=waiting.up_bytes,
                 down_bytes=down_bytes,
+                decode_ms=(time.perf_counter() - started_s) * 1000,
             )
         )
 
@@ -311,7 +316,7 @@ class Uplink:
             self._channel.send(Ping(nonce=nonce, padding=bytes(padding)), priority=Priority.CONTROL)
         except ChannelError:
             return
-        self._pings[nonce] = self._now()
+        self._pings[nonce] = (self._now(), padding)
 
     async def _beat(self, channel: Channel) -> None:
         """Ping while requests wait or the planner wants to know; give a silent connection up."""
