@@ -14,7 +14,7 @@ from typing import Final
 
 import onnx
 import onnx_ir as ir
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # ships no stubs
 from onnx import inliner
 
 from split.errors import InvalidModel

@@ -249,7 +249,12 @@ def _without_weights(source: ir.Model) -> onnx.ModelProto:
                 if tensor is not None and is_weight(tensor):
                     kept.append((value, tensor))
                     value.const_value = ir.ExternalTensor(
-                        "weights", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape), name=str(value.name)
+                        "weights",
+                        0,
+                        tensor.nbytes,
+                        tensor.dtype,
+                        shape=ir.Shape(tensor.shape.numpy()),
+                        name=str(value.name),
                     )
         return ir.serde.serialize_model(source)
     finally:
@@ -285,8 +290,7 @@ def _infer(source: ir.Model, path: Path) -> str:
                 if name not in given or (hints and not _is_unknown(value)):
                     continue
                 kind = found.get(name)
-                known = kind is not None and kind.WhichOneof("value") is not None
-                if known:
+                if kind is not None and kind.WhichOneof("value") is not None:
                     value.type = ir.serde.deserialize_type_proto_for_type(kind)
                     shape = ir.serde.deserialize_type_proto_for_shape(kind)
                     value.shape = _tidy(shape) if shape is not None else None
@@ -318,7 +322,7 @@ def _hoist_constants(graph: ir.Graph) -> None:
         if not is_weight(tensor.as_tensor()) or id(made) in outputs or not made.name or made.name in graph.initializers:
             continue
         weight = ir.Value(name=made.name, const_value=tensor.as_tensor(), type=ir.TensorType(tensor.as_tensor().dtype))
-        weight.shape = ir.Shape(tensor.as_tensor().shape)
+        weight.shape = ir.Shape(tensor.as_tensor().shape.numpy())
         ir.convenience.replace_all_uses_with(made, weight)
         graph.remove(node, safe=True)
         graph.register_initializer(weight)
@@ -395,7 +399,7 @@ def _is_unknown(value: ir.Value) -> bool:
 def _spec(value: ir.Value) -> TensorSpec | str:
     name = str(value.name)
     if value.const_value is not None and value.shape is None:
-        value.shape = ir.Shape(value.const_value.shape)
+        value.shape = ir.Shape(value.const_value.shape.numpy())
     if value.type is None:
         return "has a type that neither shape inference nor a run tells"
     dtype = DTYPES.get(value.dtype.name) if isinstance(value.type, ir.TensorType) and value.dtype else None
