@@ -11,7 +11,6 @@ import logging
 import re
 import time
 from collections.abc import Iterable
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -19,6 +18,7 @@ import msgspec
 from aiohttp import web
 
 from agent.http_body import BodyBudget, BodyShare, body_encoding, pack, read_body, unpack, wanted_encoding
+from agent.http_connection import LimitedServer, json_answer
 from agent.http_guard import Guard, HttpRefusal
 from agent.http_listen import UnixListener, open_tcp, open_unix, parse_address
 from agent.version import VERSION
@@ -42,10 +42,6 @@ EXTENSIONS: Final = (
 
 ADMIN_BODY_BYTES: Final = 64 << 10
 """Bodies of index, load and unload are a few words."""
-KEEPALIVE_S: Final = 75.0
-"""An idle connection is closed after this; a little more than the 60 s after which common clients drop theirs."""
-READ_BUFFER_BYTES: Final = 512 << 10
-"""Per connection: large enough that a tensor of 600 KB arrives without pausing the socket again and again."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
@@ -109,15 +105,15 @@ class HttpApi:
     ) -> None:
         """`max_body_bytes`: one body, packed or unpacked. `max_json_bytes`: the JSON in it, which is read on the event
         loop (16 MiB take about 0.1 s; larger tensors go as binary data). `inflight_bytes`: all bodies at once
-        (None: as much as one). `header_timeout_s`, `body_timeout_s`, `send_timeout_s`: from first to last byte.
-        `drain_timeout_s`: what `stop` gives to requests in flight. `hosts`: further names of this service, besides
-        loopback and the one listened on.
+        (None: as much as one). `max_connections`: of each listener. `header_timeout_s`, `body_timeout_s`,
+        `send_timeout_s`: from first to last byte. `drain_timeout_s`: what `stop` gives to requests in flight.
+        `hosts`: further names of this service, besides loopback and the one listened on.
         """
         self._service = service
         self._max_body_bytes = max_body_bytes
         self._max_json_bytes = max_json_bytes
         self._budget = BodyBudget(max_body_bytes if inflight_bytes is None else inflight_bytes)
-        self._connections_left = max_connections
+        self._max_connections = max_connections
         self._header_timeout_s = header_timeout_s
         self._body_timeout_s = body_timeout_s
         self._send_timeout_s = send_timeout_s
@@ -162,23 +158,14 @@ class HttpApi:
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
             return await self._handle(request, guard)
 
-        runner = web.ServerRunner(_Server(handle, self), shutdown_timeout=self._drain_timeout_s)
+        runner = web.ServerRunner(
+            LimitedServer(handle, max_connections=self._max_connections, header_timeout_s=self._header_timeout_s),
+            shutdown_timeout=self._drain_timeout_s,
+        )
         self._runners.append(runner)
         await runner.setup()
         for bound in opened:
             await web.SockSite(runner, bound).start()
-
-    def take_connection(self) -> bool:
-        """Whether one more connection may stay open; each one taken is given back."""
-        self._connections_left -= 1
-        return self._connections_left >= 0
-
-    def give_connection(self) -> None:
-        self._connections_left += 1
-
-    @property
-    def header_timeout_s(self) -> float:
-        return self._header_timeout_s
 
     # -- one request --------------------------------------------------------------------------------------------------
 
@@ -189,7 +176,7 @@ class HttpApi:
                 guard.check(request.method, request.headers)
             return await self._route(request, received_at_s)
         except IsthmusError as error:
-            response = _json({"error": str(error)}, error.status)
+            response = json_answer({"error": str(error)}, error.status)
             if isinstance(error, HttpRefusal):
                 response.headers.update(error.headers)
             if error.status == 408:  # the rest of that body may still drip in
@@ -200,7 +187,7 @@ class HttpApi:
             if gone and isinstance(error, ConnectionError):
                 raise
             log.exception("%s %s failed", request.method, request.path)
-            return _json({"error": "internal error; the daemon's log says more"}, 500)
+            return json_answer({"error": "internal error; the daemon's log says more"}, 500)
 
     async def _route(self, request: web.BaseRequest, received_at_s: float) -> web.StreamResponse:
         service = self._service
@@ -214,18 +201,18 @@ class HttpApi:
                 return await self._model(request, _name(name), version, rest, received_at_s)
             case ["v2"]:
                 _only(request, "GET")
-                return _json({"name": "isthmus", "version": VERSION, "extensions": EXTENSIONS})
+                return json_answer({"name": "isthmus", "version": VERSION, "extensions": EXTENSIONS})
             case ["v2", "health", "live"]:
                 _only(request, "GET")
                 live = service.live()
-                return _json({"live": live}, 200 if live else 503)
+                return json_answer({"live": live}, 200 if live else 503)
             case ["v2", "health", "ready"]:
                 _only(request, "GET")
                 ready = service.ready()
-                return _json({"live": service.live(), "ready": ready}, 200 if ready else 503)
+                return json_answer({"live": service.live(), "ready": ready}, 200 if ready else 503)
             case ["v2", "models", "stats"]:
                 _only(request, "GET")
-                return _json({"model_stats": service.stats(None)})
+                return json_answer({"model_stats": service.stats(None)})
             case ["v2", "repository", "index"]:
                 return await self._index(request)
             case ["v2", "repository", "models", name, "load"]:
@@ -238,13 +225,13 @@ class HttpApi:
                 return web.Response()
             case ["v2", "isthmus", "status"]:
                 _only(request, "GET")
-                return _json(service.status())
+                return json_answer(service.status())
             case ["v2", "isthmus", "explain", request_id]:
                 _only(request, "GET")
                 explained = service.explain(request_id)
                 if explained is None:
                     raise HttpRefusal(404, "no such request is remembered; the id is isthmus.request_id of an answer")
-                return _json(explained)
+                return json_answer(explained)
             case ["metrics"]:
                 _only(request, "GET")
                 return web.Response(
@@ -265,28 +252,28 @@ class HttpApi:
                 return self._describe(name, version)
             case []:
                 _only(request, "GET", "OPTIONS")
-                return _json(service.metadata(name, version).as_json())
+                return json_answer(service.metadata(name, version).asjson_answer())
             case ["ready"]:
                 _only(request, "GET")
-                return _json({"name": service.metadata(name, version).name, "ready": True})
+                return json_answer({"name": service.metadata(name, version).name, "ready": True})
             case ["config"]:
                 _only(request, "GET")
-                return _json(service.config(name, version))
+                return json_answer(service.config(name, version))
             case ["stats"]:
                 _only(request, "GET")
                 service.metadata(name, version)  # a version that is not there has no statistics
-                return _json({"model_stats": service.stats(name)})
+                return json_answer({"model_stats": service.stats(name)})
             case _:
                 raise HttpRefusal(404, "no such path of a model; served are infer, ready, config and stats")
 
     def _describe(self, name: str, version: str) -> web.Response:
         metadata = self._service.metadata(name, version)
         body = {
-            **metadata.as_json(),
+            **metadata.asjson_answer(),
             "contract": self._service.contract(name),
             "schemas": {"request": request_schema(metadata), "response": response_schema(metadata)},
         }
-        response = _json(body)
+        response = json_answer(body)
         response.headers["Allow"] = "GET, HEAD, OPTIONS"
         return response
 
@@ -355,7 +342,7 @@ class HttpApi:
         only_ready = (await self._admin_body(request)).get("ready", False)
         if not isinstance(only_ready, bool):
             raise InvalidRequest("ready must be true or false")
-        return _json([row for row in self._service.index() if not only_ready or row["state"] == "READY"])
+        return json_answer([row for row in self._service.index() if not only_ready or row["state"] == "READY"])
 
     async def _admin_body(self, request: web.BaseRequest) -> dict[str, Any]:
         """The JSON object of a repository request; an empty body is an empty object."""
@@ -378,84 +365,6 @@ class HttpApi:
                 raise UnsupportedRequest("a model's files and configuration cannot be sent; put them into the folder")
             raise InvalidRequest("parameters may hold unload_dependents (true or false) and nothing else")
         return found
-
-
-class _Server(web.Server):
-    def __init__(self, handler: Any, api: HttpApi) -> None:
-        super().__init__(handler, handler_cancellation=True)
-        self._api = api
-
-    def __call__(self) -> web.RequestHandler:
-        return _Connection(self, self._api)
-
-    def _make_request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-        protocol.header_came()
-        return super()._make_request(message, payload, protocol, writer, task)
-
-
-class _Connection(web.RequestHandler):
-    """One connection, with the two limits that aiohttp does not have: their number, and the time for a whole header."""
-
-    def __init__(self, server: _Server, api: HttpApi) -> None:
-        options: dict[str, Any] = {
-            "access_log": None,
-            "auto_decompress": False,  # bounded in http_body
-            "keepalive_timeout": KEEPALIVE_S,
-            "read_bufsize": READ_BUFFER_BYTES,
-        }
-        super().__init__(server, loop=asyncio.get_running_loop(), **options)
-        self._api = api
-        self._header_timer: asyncio.TimerHandle | None = None
-        self._in_request = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        if not self._api.take_connection():
-            assert isinstance(transport, asyncio.Transport)
-            transport.abort()
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self._api.give_connection()
-        self._stop_timer()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        if self._header_timer is None and not self._in_request:
-            self._header_timer = asyncio.get_running_loop().call_later(self._api.header_timeout_s, self.force_close)
-        super().data_received(data)
-
-    def header_came(self) -> None:
-        """A request's header is whole; from here to the end of its answer, what comes is its body."""
-        self._in_request = True
-        self._stop_timer()
-
-    async def finish_response(
-        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
-    ) -> tuple[web.StreamResponse, bool]:
-        self._in_request = False
-        return await super().finish_response(request, resp, start_time)
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """What never became a request (aiohttp refused its bytes): a sentence instead of aiohttp's page."""
-        log.info("bytes that are no HTTP request: %s", exc)
-        response = _json({"error": f"the bytes are no HTTP/1.1 request ({HTTPStatus(status).phrase})"}, status)
-        response.force_close()
-        return response
-
-    def _stop_timer(self) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
-
-
-def _json(value: object, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
 
 
 def _only(request: web.BaseRequest, *methods: str) -> None:

@@ -1,0 +1,119 @@
+"""The tools' side of the local API: one blocking request at a time to the running daemon, over TCP or UNIX socket."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import quote, unquote, urlsplit
+
+import msgspec
+
+from split.errors import InvalidRequest, IsthmusError, RemoteProtocolError
+from split.oip.client import build_request, parse_response
+from split.oip.infer import OipResponse, Scalar
+from split.tensor import Array
+
+DEFAULT_URL: Final = "http://127.0.0.1:8080"
+HEADER_LENGTH: Final = "Inference-Header-Content-Length"
+
+TIMEOUT_S: Final = 60.0
+"""Longest silence of the daemon; its own deadline answers far earlier."""
+
+
+class DaemonUnreachable(IsthmusError):
+    """Nobody answers at the URL."""
+
+    code = "DAEMON_UNREACHABLE"
+    status = 503
+
+
+class DaemonRefused(IsthmusError):
+    """The daemon answered with an error; its sentence is kept, and its status."""
+
+    code = "DAEMON_REFUSED"
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class DaemonClient:
+    def __init__(self, url: str) -> None:
+        """`url`: `http://HOST:PORT` or `unix:///PATH`; InvalidRequest for anything else."""
+        self._url = url
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            parts, host, port = urlsplit(""), None, None
+        self._host, self._port = host or "localhost", port or 80
+        self._unix = unquote(parts.path) if parts.scheme == "unix" else None
+        if not (self._unix if parts.scheme == "unix" else parts.scheme == "http" and host and parts.path in ("", "/")):
+            raise InvalidRequest(f"--url must be http://HOST:PORT or unix:///PATH, got {url!r}")
+
+    def get(self, path: str) -> Any:
+        """The JSON at `path`."""
+        return self._json("GET", path)
+
+    def describe(self, model: str) -> dict[str, Any]:
+        """Metadata, contract and schemas of a model (its `OPTIONS`)."""
+        described: dict[str, Any] = self._json("OPTIONS", f"/v2/models/{quote(model, safe='')}")
+        return described
+
+    def infer(self, model: str, inputs: Mapping[str, Array], parameters: Mapping[str, Scalar]) -> OipResponse:
+        """One inference, binary both ways."""
+        length, buffers = build_request(inputs, parameters)
+        headers = {HEADER_LENGTH: str(length), "Content-Type": "application/octet-stream"}
+        answered, body = self._send("POST", f"/v2/models/{quote(model, safe='')}/infer", b"".join(buffers), headers)
+        json_length = answered.get(HEADER_LENGTH)
+        return parse_response(body, None if json_length is None else int(json_length))
+
+    def _json(self, method: str, path: str) -> Any:
+        _, body = self._send(method, path, None, {})
+        try:
+            return msgspec.json.decode(body)
+        except msgspec.MsgspecError:
+            raise RemoteProtocolError(f"what answers at {self._url} is no Isthmus daemon; check --url") from None
+
+    def _send(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> tuple[Mapping[str, str], bytes]:
+        connection = self._connection()
+        try:
+            connection.request(method, path, body, dict(headers))
+            answer = connection.getresponse()
+            content = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise DaemonUnreachable(
+                f"no daemon answers at {self._url} ({error}); start `isthmus agent --config FILE` or check --url"
+            ) from None
+        finally:
+            connection.close()
+        if answer.status != 200:
+            raise DaemonRefused(answer.status, _sentence(content) or f"the daemon answered {answer.status}")
+        return answer.headers, content
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if self._unix is not None:
+            return _UnixConnection(self._unix)
+        return http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=TIMEOUT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(TIMEOUT_S)
+        self.sock.connect(self._path)
+
+
+def _sentence(content: bytes) -> str:
+    try:
+        return msgspec.json.decode(content, type=dict[str, str]).get("error", "")
+    except msgspec.MsgspecError:
+        return ""
