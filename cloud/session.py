@@ -13,7 +13,7 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -172,6 +172,8 @@ class Session:
 
     async def _take(self, incoming: Incoming) -> None:
         match incoming.message:
+            case Infer(request_id="") | ModelOffer(digest="") | ModelChunk(digest="") | SegmentOpen(digest=""):
+                raise RemoteProtocolError("a message without the id or digest it is about cannot be answered")
             case Infer() as infer:
                 self._begin_infer(infer, incoming)
             case Cancel() as cancel:
@@ -181,7 +183,7 @@ class Session:
             case ModelChunk() as chunk:
                 await self._chunk(chunk, incoming.payload)
             case SegmentOpen() as wanted:
-                self._begin_setup(self._open_cut(wanted), digest=wanted.digest, cut=wanted.cut)
+                self._begin_setup(lambda: self._open_cut(wanted), digest=wanted.digest, cut=wanted.cut)
             case Ping(nonce=nonce):
                 self._send(Pong(nonce=nonce), priority=Priority.CONTROL)
             case Pong():
@@ -366,7 +368,7 @@ class Session:
             self._begin_preparing(offered)
 
     def _begin_preparing(self, offered: _Offered) -> None:
-        offered.preparing = self._begin_setup(self._prepare(offered), digest=offered.offer.digest)
+        offered.preparing = self._begin_setup(lambda: self._prepare(offered), digest=offered.offer.digest)
 
     async def _prepare(self, offered: _Offered) -> None:
         """From all bytes on disk to ModelReady: hashes, card, golden run."""
@@ -456,12 +458,12 @@ class Session:
         opened.expected_ms = statistics.median(run.run_ms for run in runs[1:] or runs)
         return runs[0].outputs
 
-    def _begin_setup(self, work: Coroutine[None, None, None], *, digest: str, cut: str = "") -> asyncio.Task[None]:
+    def _begin_setup(self, work: Callable[[], Awaitable[None]], *, digest: str, cut: str = "") -> asyncio.Task[None]:
         """Run one set-up step beside the requests; its failure becomes a Refused."""
 
         async def guarded() -> None:
             try:
-                await work
+                await work()
             except IsthmusError as error:
                 self._refuse_setup(error, digest=digest, cut=cut)
             except OSError as error:

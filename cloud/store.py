@@ -130,7 +130,7 @@ class ModelStore:
                 self._uploads.pop(name, None)
 
     def write(self, digest: str, index: int, offset: int, data: Buffer) -> bool:
-        """Add `data` at `offset` of the file with this index in the offer; True when all bytes are here (`finish` next).
+        """Add `data` at `offset` of the file with this index in the offer; True when all bytes are here (`finish` it).
 
         What is held already is skipped. InvalidRequest for a model that was not offered, a gap, or bytes over the
         offered size; refused with DISK_FULL when it is.

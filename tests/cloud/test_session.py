@@ -1,0 +1,533 @@
+"""Sessions over channels in memory: what a device brings, opens and asks, and everything that must be refused."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import itertools
+import threading
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+
+from split.codec.golden import golden_inputs, sample
+from split.codec.image import ImageSpec, prepare_image
+from split.codec.payload import decode
+from split.tensor import relative_difference
+from split.wire.messages import (
+    Cancel,
+    Goodbye,
+    ModelChunk,
+    ModelNeed,
+    ModelOffer,
+    ModelReady,
+    Refused,
+    Reply,
+    SegmentOpen,
+    SegmentReady,
+)
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, wanted in expected.items():
+        assert relative_difference(found[name], wanted) <= 1e-5, name
+
+
+# -- the whole way ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_model_is_brought_once_and_answers_as_onnxruntime_does(house, chain, feeds):
+    device = house.connect()
+    ready = await device.bring(chain)
+    assert ready.digest == chain.digest
+    assert ready.whole_ms > 0
+    device.channel.send(*chain.infer(feeds))
+    reply, outputs = await device.reply()
+    assert isinstance(reply, Reply)
+    assert (reply.request_id, reply.attempt, reply.cut, reply.codec) == ("1", 1, "offload", "raw")
+    assert reply.cloud_ms >= reply.tail_ms > 0
+    assert_same(outputs, chain.whole(feeds))
+    assert house.connect("camera-2").channel.peer.role == "companion"
+    assert await house.connect("camera-3").ask(chain.offer) == ModelNeed(digest=chain.digest, missing=())
+
+
+async def test_the_golden_answer_is_that_of_the_built_in_inputs(house, chain):
+    ready = await house.connect().bring(chain)
+    assert_same(decode(ready.golden, max_bytes=1 << 20), sample(chain.whole(golden_inputs(chain.card.inputs, {}))))
+
+
+async def test_every_candidate_cut_opens_and_its_tail_finishes_what_the_head_began(house, chain, feeds):
+    device = house.connect()
+    await device.bring(chain)
+    assert chain.card.cuts
+    expected = chain.whole(feeds)
+    for cut in chain.card.cuts:
+        ready = await device.open(chain, cut)
+        assert ready.cut == cut.id
+        made = chain.head(cut, feeds)
+        boundary = chain.crossing(cut, feeds)
+        device.channel.send(*chain.infer(boundary, cut.id))
+        reply, outputs = await device.reply()
+        assert reply.cut == cut.id
+        assert outputs.keys() == set(cut.tail_outputs)
+        assert_same(made | outputs, made | expected)
+    assert "part" not in house.workbench.jobs  # the candidates were made together
+
+
+async def test_a_cut_beyond_the_candidates_is_made_when_asked_for(house, chain, feeds):
+    device = house.connect()
+    await device.bring(chain)
+    cut = chain.card.cuts[0]
+    folder = next((house.companion.store._folder.parent.parent / "cache" / "models").iterdir())
+    card = msgspec.structs.replace(chain.card, cuts=())
+    (folder / "card.json").write_bytes(msgspec.json.encode(card))
+    (folder / f"{cut.id}.tail.onnx").unlink()
+    other = house.connect("camera-2")
+    await other.bring(chain)
+    await other.open(chain, cut)
+    assert house.workbench.jobs.count("part") == 1
+    await device.open(chain, cut)
+    assert house.workbench.jobs.count("part") == 1
+
+
+async def test_only_the_outputs_wanted_come_back_and_those_of_the_head_are_left_to_the_device(house, chain, feeds):
+    device = house.connect()
+    await device.bring(chain)
+    device.channel.send(*chain.infer(feeds, outputs=("early",)))
+    _, outputs = await device.reply()
+    assert_same(outputs, {"early": -np.maximum(feeds["x"], 0)})
+    cut = next(cut for cut in chain.every_cut() if cut.head_outputs == ("y",))
+    await device.open(chain, cut)
+    boundary = chain.crossing(cut, feeds)
+    device.channel.send(*chain.infer(boundary, cut.id, outputs=("early", "y")))
+    _, outputs = await device.reply()
+    assert_same(outputs, {"early": -np.maximum(feeds["x"], 0)})
+    device.channel.send(*chain.infer(feeds, outputs=("why",)))
+    assert (await device.next()).code == "INVALID_REQUEST"
+
+
+async def test_an_encoded_picture_is_prepared_here_as_the_device_would(house, make_model, photo):
+    model = make_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        pixels (float[N, 3, 8, 8] image) => (float[N, 3, 8, 8] negative) { negative = Neg (image) }"""
+    )
+    data = photo("rocket.jpg").read_bytes()
+    rule = {"kind": "image", "resize": 10, "crop": 8, "mean": [1.0, 2.0, 3.0], "std": [4.0, 5.0, 6.0], "layout": "NCHW"}
+    device = house.connect()
+    await device.bring(model)
+    picture = {"image": np.array([data], dtype=object)}
+    device.channel.send(*model.infer(picture, codec="encoded", encoded={"image": rule}))
+    reply, outputs = await device.reply()
+    assert reply.codec == "encoded"
+    assert reply.decode_ms > 0
+    spec = ImageSpec(resize=10, crop=8, mean=(1.0, 2.0, 3.0), std=(4.0, 5.0, 6.0))
+    assert_same(outputs, {"negative": -prepare_image(data, spec)})
+    for broken in ({**rule, "crop": 99}, {**rule, "resize": "big"}, {"kind": "sound"}):
+        device.channel.send(*model.infer(picture, codec="encoded", encoded={"image": broken}))
+        assert (await device.next()).code == "INVALID_REQUEST"
+    garbage = {"image": np.array([b"no picture"], dtype=object)}
+    device.channel.send(*model.infer(garbage, codec="encoded", encoded={"image": rule}))
+    assert (await device.next()).code == "INVALID_REQUEST"
+
+
+# -- models on their way --------------------------------------------------------------------------------------------
+
+
+async def test_a_half_sent_model_is_resumed_by_a_later_session_where_it_stopped(house, chain, feeds):
+    data = chain.path.read_bytes()
+    first = house.connect()
+    assert await first.ask(chain.offer) == ModelNeed(digest=chain.digest, missing=(("model.onnx", 0),))
+    first.channel.send(ModelChunk(digest=chain.digest, file="model.onnx", offset=0), [data[:100]])
+    first.channel.send(ModelChunk(digest=chain.digest, file="model.onnx", offset=100), [data[100:150]])
+    await first.channel.close("the device restarts")
+    await first.task
+    second = house.connect()
+    assert await second.ask(chain.offer) == ModelNeed(digest=chain.digest, missing=(("model.onnx", 150),))
+    second.channel.send(ModelChunk(digest=chain.digest, file="model.onnx", offset=150, last=True), [data[150:]])
+    assert isinstance(await second.next(), ModelReady)
+
+
+async def test_two_devices_may_send_one_model_at_once(house, chain, feeds):
+    data = chain.path.read_bytes()
+    one, two = house.connect("camera-1"), house.connect("camera-2")
+    await one.ask(chain.offer)
+    await two.ask(chain.offer)
+    for start in range(0, len(data), 64):
+        chunk = ModelChunk(digest=chain.digest, file="model.onnx", offset=start, last=start + 64 >= len(data))
+        for device in (one, two):
+            device.channel.send(chunk, [data[start : start + 64]])
+    for device in (one, two):
+        assert isinstance(await device.next(), ModelReady)
+        device.channel.send(*chain.infer(feeds))
+        _, outputs = await device.reply()
+        assert_same(outputs, chain.whole(feeds))
+    assert house.workbench.jobs == ["probe", "prepare"]
+
+
+async def test_bytes_that_do_not_have_the_offered_hash_are_refused_and_removed(house, chain):
+    data = bytearray(chain.path.read_bytes())
+    data[50] ^= 1
+    device = house.connect()
+    await device.ask(chain.offer)
+    device.channel.send(ModelChunk(digest=chain.digest, file="model.onnx", offset=0, last=True), [data])
+    refused = await device.next()
+    assert (refused.code, refused.digest) == ("DIGEST_MISMATCH", chain.digest)
+    assert house.companion.store.used_bytes() == 0
+    await device.bring(chain)
+
+
+async def test_files_that_are_not_the_digests_are_refused_before_a_byte_is_sent(house, chain):
+    device = house.connect()
+    wrong = ModelOffer(digest="sha256:" + "0" * 64, files=chain.card.files)
+    assert (await device.ask(wrong)).code == "DIGEST_MISMATCH"
+    assert house.companion.store.used_bytes() == 0
+
+
+@pytest.mark.parametrize("name", ["../model.onnx", "/etc/passwd", "a/b", "", ".", "..", ".hidden", "a\0b", "x" * 300])
+async def test_only_plain_file_names_are_taken(house, chain, name):
+    offer = ModelOffer(digest=chain.digest, files=((name, *chain.card.files[0][1:]),))
+    device = house.connect()
+    assert (await device.ask(offer)).code == "INVALID_REQUEST"
+    assert isinstance(await device.ask(chain.offer), ModelNeed)
+
+
+@pytest.mark.parametrize("digest", ["sha256:", "sha256:../../etc", "sha512:" + "0" * 64, "sha256:" + "G" * 64])
+async def test_a_digest_that_is_none_is_refused(house, chain, digest):
+    assert (await house.connect().ask(ModelOffer(digest=digest, files=chain.card.files))).code == "INVALID_REQUEST"
+
+
+async def test_a_model_over_the_budget_is_refused_before_a_byte_is_sent_and_the_first_keeps_serving(
+    make_house, chain, feeds
+):
+    house = make_house(budget_bytes=chain.path.stat().st_size + 100)
+    device = house.connect()
+    await device.bring(chain)
+    sha = "1" * 64
+    refused = await device.ask(ModelOffer(digest=f"sha256:{sha}", files=(("big.onnx", 101, sha),)))
+    assert (refused.code, refused.digest) == ("BUDGET_EXCEEDED", f"sha256:{sha}")
+    device.channel.send(*chain.infer(feeds))
+    _, outputs = await device.reply()
+    assert_same(outputs, chain.whole(feeds))
+
+
+async def test_a_model_that_nobody_uses_makes_room(make_house, chain):
+    house = make_house(budget_bytes=chain.path.stat().st_size + 500)
+    device = house.connect()
+    await device.bring(chain)
+    await device.channel.close("done")
+    await device.task
+    sha = "1" * 64
+    answer = await house.connect("camera-2").ask(ModelOffer(digest=f"sha256:{sha}", files=(("big.onnx", 600, sha),)))
+    assert answer == ModelNeed(digest=f"sha256:{sha}", missing=(("big.onnx", 0),))
+    assert house.companion.store.held() == ()
+
+
+async def test_a_full_disk_refuses_the_model_and_the_session_lives(house, chain, monkeypatch):
+    def full(*_: object, **__: object) -> object:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    device = house.connect()
+    await device.ask(chain.offer)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", full)
+        refused = await device.ask(ModelChunk(digest=chain.digest, file="model.onnx", offset=0), [b"1234"])
+    assert refused.code == "DISK_FULL"
+    await device.bring(chain)
+
+
+async def test_chunks_that_leave_a_gap_run_over_or_were_never_offered_are_refused(house, chain):
+    device = house.connect()
+    chunk = ModelChunk(digest=chain.digest, file="model.onnx", offset=0)
+    assert (await device.ask(chunk, [b"x"])).code == "INVALID_REQUEST"
+    size = chain.path.stat().st_size
+    for file, offset, data in (
+        ("model.onnx", 10, b"gap"),
+        ("model.onnx", -1, b"x"),
+        ("model.onnx", 0, bytes(size + 1)),
+        ("other.onnx", 0, b"x"),
+    ):
+        await device.ask(chain.offer)
+        refused = await device.ask(ModelChunk(digest=chain.digest, file=file, offset=offset), [data])
+        assert refused.code == "INVALID_REQUEST", (file, offset)
+    await device.bring(chain)
+
+
+async def test_a_model_the_runtime_has_no_operator_for_is_refused_and_the_next_one_works(house, chain, feeds):
+    text = """<ir_version: 8, opset_import: ["" : 17, "no.such" : 1]>
+    strange (float[4] x) => (float[4] y) { y = no.such.Thing (x) }"""
+    data = onnx.parser.parse_model(text).SerializeToString()
+    sha = hashlib.sha256(data).hexdigest()
+    device = house.connect()
+    await device.ask(ModelOffer(digest=f"sha256:{sha}", files=(("model.onnx", len(data), sha),)))
+    refused = await device.ask(ModelChunk(digest=f"sha256:{sha}", file="model.onnx", offset=0, last=True), [data])
+    assert refused.code == "UNSUPPORTED_OP"
+    await device.bring(chain)
+    device.channel.send(*chain.infer(feeds))
+    _, outputs = await device.reply()
+    assert_same(outputs, chain.whole(feeds))
+
+
+async def test_bytes_that_are_no_model_are_refused(house, chain):
+    data = b"no model at all"
+    sha = hashlib.sha256(data).hexdigest()
+    device = house.connect()
+    await device.ask(ModelOffer(digest=f"sha256:{sha}", files=(("model.onnx", len(data), sha),)))
+    refused = await device.ask(ModelChunk(digest=f"sha256:{sha}", file="model.onnx", offset=0, last=True), [data])
+    assert refused.code == "INVALID_MODEL"
+
+
+# -- halves that do not belong together -----------------------------------------------------------------------------
+
+
+async def test_what_was_not_opened_in_this_session_is_never_answered(house, chain, feeds):
+    opened, device = house.connect("camera-1"), house.connect("camera-2")
+    await opened.bring(chain)
+    cut = chain.card.cuts[0]
+    await opened.open(chain, cut)
+    device.channel.send(*chain.infer(feeds))
+    assert (await device.next()).code == "PLAN_MISMATCH"
+    await device.bring(chain)
+    device.channel.send(*chain.infer(feeds, cut.id))
+    refused = await device.next()
+    assert (refused.code, refused.request_id, refused.attempt, refused.cut) == ("PLAN_MISMATCH", "1", 1, cut.id)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"digest": "sha256:" + "0" * 64},
+        {"cut": "0123456789ab"},
+        {"codec": "klt9"},
+        {"output_codec": "encoded"},
+        {"codec": "encoded"},
+        {"encoded": {"x": {}}},
+    ],
+)
+async def test_a_frame_that_does_not_match_what_is_open_is_refused(house, chain, feeds, fields):
+    device = house.connect()
+    await device.bring(chain)
+    message, payload = chain.infer(feeds)
+    device.channel.send(msgspec.structs.replace(message, **fields), payload)
+    assert (await device.next()).code == "PLAN_MISMATCH"
+
+
+async def test_a_cut_whose_bitmap_means_other_nodes_is_refused(house, chain):
+    device = house.connect()
+    await device.bring(chain)
+    one, two, *_ = chain.card.cuts
+    for cut, bitmap in (
+        (one.id, two.node_bitmap),
+        ("0123456789ab", one.node_bitmap),
+        ("../../../etc", one.node_bitmap),
+        (chain.every_cut()[-1].id, "ffff"),
+    ):
+        refused = await device.ask(SegmentOpen(digest=chain.digest, cut=cut, node_bitmap=bitmap))
+        assert (refused.code, refused.cut) == ("PLAN_MISMATCH", cut)
+    assert isinstance(await device.open(chain, one), SegmentReady)
+
+
+async def test_the_tail_of_one_cut_does_not_take_the_boundary_of_another(house, chain, feeds):
+    device = house.connect()
+    await device.bring(chain)
+    cuts = itertools.permutations(chain.every_cut(), 2)
+    one, two = next((a, b) for a, b in cuts if a.boundary != b.boundary)
+    await device.open(chain, one)
+    await device.open(chain, two)
+    boundary = chain.crossing(one, feeds)
+    device.channel.send(*chain.infer(boundary, two.id))
+    assert (await device.next()).code == "INVALID_REQUEST"
+
+
+# -- bad requests ---------------------------------------------------------------------------------------------------
+
+
+async def test_tensors_of_the_wrong_name_type_or_rank_are_refused_by_name(house, chain, feeds):
+    device = house.connect()
+    await device.bring(chain)
+    for wrong, word in (
+        ({"x": feeds["x"]}, "bias"),
+        (feeds | {"z": feeds["x"]}, "z"),
+        (feeds | {"x": feeds["x"].astype(np.float64)}, "FP32"),
+        (feeds | {"x": feeds["x"][0]}, "2 dims"),
+        (feeds | {"x": np.zeros((2, 5), np.float32)}, "x"),
+    ):
+        device.channel.send(*chain.infer(wrong))
+        refused = await device.next()
+        assert refused.code == "INVALID_REQUEST"
+        assert word in refused.message
+
+
+async def test_a_payload_that_is_none_is_refused_and_the_session_lives(house, chain, feeds):
+    device = house.connect()
+    await device.bring(chain)
+    message, payload = chain.infer(feeds)
+    whole = b"".join(bytes(part) for part in payload)
+    for damaged in (b"", b"garbage", whole[:-1], whole + b"x", bytes(len(whole))):
+        device.channel.send(message, [damaged])
+        assert (await device.next()).code == "CODEC_ERROR"
+    device.channel.send(message, payload)
+    assert isinstance(await device.next(), Reply)
+
+
+@pytest.mark.parametrize("budget_ms", [0.0, -5.0])
+async def test_work_whose_budget_is_over_is_not_started(house, chain, feeds, budget_ms):
+    device = house.connect()
+    await device.bring(chain)
+    device.channel.send(*chain.infer(feeds, budget_ms=budget_ms))
+    assert (await device.next()).code == "DEADLINE_EXCEEDED"
+
+
+@pytest.mark.parametrize("budget_ms", [float("nan"), float("inf")])
+async def test_a_budget_that_is_no_number_is_refused(house, chain, feeds, budget_ms):
+    device = house.connect()
+    await device.bring(chain)
+    device.channel.send(*chain.infer(feeds, budget_ms=budget_ms))
+    assert (await device.next()).code == "INVALID_REQUEST"
+
+
+async def test_more_bytes_than_the_bound_are_refused_while_others_are_in_flight(make_house, chain, feeds):
+    house = make_house(inflight_bytes=1000)
+    device = house.connect()
+    await device.bring(chain)
+    release = hold(house)
+    device.channel.send(*chain.infer(feeds, request_id="a"))
+    many = feeds | {"x": np.zeros((60, 4), np.float32)}
+    device.channel.send(*chain.infer(many, request_id="b"))
+    refused = await device.next()
+    assert (refused.code, refused.request_id) == ("OVERLOADED", "b")
+    release.set()
+    reply = await device.next()
+    assert (type(reply), reply.request_id) == (Reply, "a")
+    await device.session.drained()
+    assert house.companion.admission.inflight_bytes == 0
+
+
+# -- many at once, and ends -----------------------------------------------------------------------------------------
+
+
+def hold(house):
+    """Keep the companion's worker busy until the returned event is set."""
+    release, segments = threading.Event(), house.companion.executor._segments
+    get = segments.get
+
+    def blocked(path):
+        release.wait(30)
+        return get(path)
+
+    segments.get = blocked
+    return release
+
+
+async def seen(device, model):
+    """Wait until the session has taken in all that was sent: what is refused at once is refused in order."""
+    device.channel.send(*model.infer({}, request_id="barrier", outputs=("none",)))
+    assert (await device.next()).request_id == "barrier"
+
+
+async def test_many_requests_of_two_devices_each_get_their_own_answer(house, chain):
+    devices = [house.connect("camera-1"), house.connect("camera-2")]
+    for device in devices:
+        await device.bring(chain)
+    expected = {}
+    generator = np.random.default_rng(3)
+    for number in range(40):
+        feeds = {
+            "x": generator.standard_normal((2, 4)).astype(np.float32),
+            "bias": generator.standard_normal(4).astype(np.float32),
+        }
+        request_id = f"{number}"
+        expected[request_id] = chain.whole(feeds)
+        devices[number % 2].channel.send(*chain.infer(feeds, request_id=request_id))
+    for device in devices:
+        for _ in range(20):
+            reply, outputs = await device.reply()
+            assert isinstance(reply, Reply)
+            assert_same(outputs, expected.pop(reply.request_id))
+        await device.session.drained()
+    assert not expected
+    assert house.companion.admission.inflight_requests == 0
+
+
+async def test_a_cancelled_request_is_dropped_and_not_answered(house, chain, feeds):
+    device = house.connect()
+    await device.bring(chain)
+    release = hold(house)
+    for request_id in ("running", "waiting", "kept"):
+        device.channel.send(*chain.infer(feeds, request_id=request_id))
+    device.channel.send(Cancel(request_id="waiting", attempt=1))
+    device.channel.send(Cancel(request_id="never seen", attempt=1))
+    await seen(device, chain)
+    release.set()
+    answered = {(await device.next()).request_id, (await device.next()).request_id}
+    assert answered == {"running", "kept"}
+    await device.session.drained()
+    assert house.companion.admission.inflight_requests == 0
+
+
+async def test_the_same_attempt_twice_gets_one_answer_and_a_new_attempt_its_own(house, chain, feeds):
+    device = house.connect()
+    await device.bring(chain)
+    release = hold(house)
+    for attempt in (1, 1, 2):
+        device.channel.send(*chain.infer(feeds, attempt=attempt))
+    release.set()
+    assert {(await device.next()).attempt, (await device.next()).attempt} == {1, 2}
+    device.channel.send(*chain.infer(feeds, request_id="last"))
+    assert (await device.next()).request_id == "last"
+
+
+async def test_a_session_that_dies_mid_request_leaves_nothing(house, chain, feeds):
+    device = house.connect()
+    await device.bring(chain)
+    release = hold(house)
+    for number in range(5):
+        device.channel.send(*chain.infer(feeds, request_id=f"{number}"))
+    device.channel.send(SegmentOpen(digest=chain.digest, cut=chain.card.cuts[0].id, node_bitmap="00"))
+    device.channel.kill()
+    async with asyncio.timeout(30):
+        await device.task
+    release.set()
+    companion = house.companion
+    assert (companion.admission.inflight_requests, companion.admission.inflight_bytes) == (0, 0)
+    assert companion.executor.wait_ms("camera-1") < 1000
+    assert not companion.store._users
+    again = house.connect()
+    await again.bring(chain)
+    again.channel.send(*chain.infer(feeds))
+    assert isinstance(await again.next(), Reply)
+
+
+async def test_a_message_no_device_sends_ends_the_session_and_no_other(house, chain, feeds):
+    bad, good = house.connect("camera-1"), house.connect("camera-2")
+    await good.bring(chain)
+    bad.channel.send(ModelNeed(digest=chain.digest, missing=()))
+    async with asyncio.timeout(30):
+        await bad.task
+    assert "ModelNeed" in bad.session._channel.closed_because
+    nameless = house.connect("camera-3")
+    nameless.channel.send(*chain.infer(feeds, request_id=""))
+    async with asyncio.timeout(30):
+        await nameless.task
+    good.channel.send(*chain.infer(feeds))
+    assert isinstance(await good.next(), Reply)
+
+
+async def test_after_its_goodbye_a_companion_answers_what_it_took_and_takes_nothing_new(house, chain, feeds):
+    device = house.connect()
+    await device.bring(chain)
+    release = hold(house)
+    device.channel.send(*chain.infer(feeds, request_id="taken"))
+    await seen(device, chain)
+    device.session.goodbye("the companion is stopping")
+    assert await device.next() == Goodbye(reason="the companion is stopping")
+    device.channel.send(*chain.infer(feeds, request_id="new"))
+    refused = await device.next()
+    assert (type(refused), refused.code) == (Refused, "MODEL_UNAVAILABLE")
+    release.set()
+    assert (await device.next()).request_id == "taken"
+    await device.session.drained()
