@@ -12,32 +12,37 @@ from typing import Final
 
 
 class ChangeDetector:
-    """Two-sided CUSUM over normalised innovations (Page 1954), each clipped so that one alone can never alarm.
+    """CUSUM over normalised innovations (Page 1954), each clipped so that one alone can never alarm.
 
-    With slack 0.5 and threshold 5 a shift of one standard deviation is found after about ten observations, of three or
-    more after two; on pure noise it alarms about once in 465 (Montgomery, Statistical Quality Control, table 9.3),
-    and a false alarm only costs a few observations of wider uncertainty.
+    Three sums: up, down, and of either sign (a link that got slower to answer and faster to carry surprises both
+    ways in turn). With slack 0.5 and threshold 5 a shift of one standard deviation is found after about ten observations, of
+    three or more after two; on pure noise it alarms about once in 465 (Montgomery, Statistical Quality Control,
+    table 9.3), and a false alarm only costs a few observations of wider uncertainty.
     """
 
     CLIP: Final = 3.0
     SLACK: Final = 0.5
     THRESHOLD: Final = 5.0
     assert CLIP - SLACK < THRESHOLD <= 2 * (CLIP - SLACK)
+    SIZE_SLACK: Final = 1.5
+    """|N(0, 1)| is 0.8 on average and above 1.5 once in seven."""
+    SIZE_THRESHOLD: Final = 3.0
+    assert CLIP - SIZE_SLACK < SIZE_THRESHOLD <= 2 * (CLIP - SIZE_SLACK)
 
-    __slots__ = ("_above", "_below")
+    __slots__ = ("_above", "_below", "_size")
 
     def __init__(self) -> None:
-        self._above = 0.0
-        self._below = 0.0
+        self._above = self._below = self._size = 0.0
 
     def changed(self, normalised: float) -> bool:
         """Feed (measured − expected) / expected standard deviation; True when it has changed (and start afresh)."""
         clipped = min(max(normalised, -self.CLIP), self.CLIP)
         self._above = max(0.0, self._above + clipped - self.SLACK)
         self._below = max(0.0, self._below - clipped - self.SLACK)
-        if max(self._above, self._below) < self.THRESHOLD:
+        self._size = max(0.0, self._size + abs(clipped) - self.SIZE_SLACK)
+        if max(self._above, self._below) < self.THRESHOLD and self._size < self.SIZE_THRESHOLD:
             return False
-        self._above = self._below = 0.0
+        self._above = self._below = self._size = 0.0
         return True
 
 

@@ -1,0 +1,257 @@
+"""The planner's knowledge over a fake clock: companion comes and goes, measurements teach, probes cost bytes."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from agent.planner import PING_BYTES, PROBE_BYTES, Planner
+from split.errors import UnknownModel
+from split.graph.card import CutCard, ModelCard
+from split.ids import CutId, ModelDigest
+from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
+from split.profiles.contract import Contract, Data, Fidelity, InputContract
+from split.profiles.image_spec import ImageSpec
+from split.profiles.measured import CodecCosts, CutCosts, ModelProfile
+from split.tensor import TensorSpec
+
+CUT = CutId("aaaaaaaaaaaa")
+SPLIT = Plan(placement=Placement.SPLIT, cut=CUT, codec="raw")
+OFFLOAD = Plan(placement=Placement.OFFLOAD, codec="raw")
+ENCODED = Plan(placement=Placement.OFFLOAD, codec="encoded")
+CARD = ModelCard(
+    digest=ModelDigest("sha256:" + "0" * 64),
+    path="/models/tiny.onnx",
+    files=(),
+    inputs=(TensorSpec(name="x", dtype="FP32", shape=(1, 3, 64, 64)),),
+    outputs=(TensorSpec(name="y", dtype="FP32", shape=(1, 10)),),
+    nodes=10,
+    opset=17,
+    cuts=(
+        CutCard(
+            id=CUT,
+            boundary=(TensorSpec(name="t", dtype="FP32", shape=(1, 1000)),),
+            head_inputs=("x",),
+            head_outputs=(),
+            tail_inputs=(),
+            tail_outputs=("y",),
+            nodes=3,
+            compute_share=0.3,
+            node_bitmap="07",
+        ),
+    ),
+)
+
+
+def codec(size: int) -> CodecCosts:
+    return CodecCosts(codec="raw", bytes=size, encode_ms=0.5, decode_ms=0.1)
+
+
+PROFILE = ModelProfile(
+    digest=CARD.digest,
+    runtime="onnxruntime 1",
+    fingerprint="f",
+    dims={},
+    threads=2,
+    whole_ms=100.0,
+    image_ms=5.0,
+    input_codecs=(codec(50_000),),
+    encoded_bytes=5_000,
+    output_bytes=40,
+    cuts=(CutCosts(cut=CUT, head_ms=20.0, tail_ms=70.0, codecs=(codec(4_000),)),),
+)
+CONTRACT = Contract(
+    data=Data(
+        inputs=(InputContract(name="x", encoded=ImageSpec(resize=64, crop=64)),),
+        codecs=("raw", "encoded"),
+        fidelity=Fidelity(measure="kl", bound=0.05),
+    )
+)
+TENSOR = RequestFacts(budget_ms=10_000.0, input_bytes=49_152)
+PICTURE = RequestFacts(budget_ms=10_000.0, encoded_bytes=5_000)
+
+
+def knowing_planner(**options: float) -> Planner:
+    planner = Planner(**options)  # type: ignore[arg-type]  # slowdown and probe budget, both numbers
+    planner.add_model("m", CARD, PROFILE, CONTRACT)
+    return planner
+
+
+def connected_planner(**options: float) -> Planner:
+    """A companion ten times as fast behind a LAN of 1 ms and 100 Mbit/s."""
+    planner = knowing_planner(**options)
+    planner.companion_ready("m", 10.0, 0.5)
+    planner.segment_ready("m", CUT, 7.0)
+    for n in range(10):
+        planner.observe_ping(1.0, n * 0.1)
+        planner.observe_transfer(50_000, 40, 1.0 + 4.0, n * 0.1 + 0.05)
+    return planner
+
+
+def choose(planner: Planner, facts: RequestFacts = TENSOR, now_s: float = 1.0) -> Decision:
+    return planner.decide("m", facts, edge_queue_ms=0.0, now_s=now_s)
+
+
+def test_before_a_companion_everything_runs_here() -> None:
+    planner = knowing_planner()
+    assert choose(planner).chosen.plan == LOCAL
+    assert planner.local_only_reason("m") == "no companion is connected yet"
+
+
+def test_an_unknown_model_is_refused_by_name() -> None:
+    with pytest.raises(UnknownModel, match="'other'"):
+        Planner().decide("other", TENSOR, edge_queue_ms=0.0, now_s=0.0)
+
+
+def test_a_fast_companion_gets_the_work_and_loses_it_when_it_is_lost() -> None:
+    planner = connected_planner()
+    assert choose(planner).chosen.plan == OFFLOAD
+    assert choose(planner, PICTURE).chosen.plan == ENCODED
+    planner.companion_lost("the companion went away", 1.0)
+    decision = choose(planner)
+    assert decision.chosen.plan == LOCAL
+    assert "the companion went away" in decision.reason
+    planner.companion_back(1.5)
+    assert choose(planner, now_s=1.5).chosen.plan == OFFLOAD
+
+
+def test_a_new_connection_must_make_every_model_and_cut_ready_anew() -> None:
+    planner = connected_planner()
+    planner.add_model("n", CARD, PROFILE, CONTRACT)
+    planner.companion_ready("n", 10.0, 0.5)
+    planner.companion_lost("gone", 1.0)
+    planner.companion_ready("n", 10.0, 0.5)
+    assert planner.local_only_reason("n") == ""
+    assert planner.local_only_reason("m") == "the companion is not ready for this model yet"
+    planner.companion_ready("m", 10.0, 0.5)
+    forced = RequestFacts(budget_ms=10_000.0, input_bytes=49_152, cut=CUT)
+    assert choose(planner, forced).chosen.plan == LOCAL
+    planner.segment_ready("m", CUT, 7.0)
+    assert choose(planner, forced).chosen.plan == SPLIT
+
+
+def test_a_model_that_may_not_be_shared_stays_here_until_it_is_ready_again() -> None:
+    planner = connected_planner()
+    planner.forbid_remote("m", "golden outputs differ")
+    decision = choose(planner)
+    assert decision.chosen.plan == LOCAL
+    assert "golden outputs differ" in decision.reason
+    planner.forbid_remote("m", None)
+    assert choose(planner).chosen.plan == OFFLOAD
+
+
+def test_pictures_travel_as_tensors_where_both_sides_decode_differently() -> None:
+    planner = connected_planner()
+    planner.forbid_encoded("m", "the companion decodes pictures otherwise")
+    assert choose(planner, PICTURE).chosen.plan == OFFLOAD
+    planner.forbid_encoded("m", None)
+    assert choose(planner, PICTURE).chosen.plan == ENCODED
+
+
+def test_times_to_finish_on_the_device_hold_drift_and_slowdown() -> None:
+    planner = knowing_planner(slowdown=5.0)
+    assert planner.whole_ms("m") == pytest.approx(500.0)
+    assert planner.tail_ms("m", CUT) == pytest.approx(350.0)
+    assert planner.prepare_ms("m", SPLIT) == pytest.approx(5 * (20.0 + 0.5))
+    for _ in range(30):
+        planner.observe_edge("m", LOCAL, "whole", 1_000.0)
+    assert planner.whole_ms("m") == pytest.approx(1_000.0, rel=0.05)
+    assert planner.tail_ms("m", CUT) == pytest.approx(700.0, rel=0.1)  # the same drift, without that plan's residual
+
+
+def test_a_hot_device_hands_its_work_over_and_takes_it_back_when_cool() -> None:
+    planner = knowing_planner()
+    planner.companion_ready("m", 90.0, 5.0)
+    for n in range(10):
+        planner.observe_ping(20.0, n * 0.1)
+        planner.observe_transfer(50_000, 40, 60.0, n * 0.1)
+    assert choose(planner).chosen.plan == LOCAL
+    for _ in range(5):
+        planner.observe_edge("m", LOCAL, "whole", 300.0)
+    assert choose(planner).chosen.plan == OFFLOAD
+    for _ in range(5):
+        planner.observe_edge("m", LOCAL, "whole", 100.0)
+    assert choose(planner).chosen.plan == LOCAL
+
+
+def test_a_loaded_companion_is_left_within_three_replies() -> None:
+    planner = connected_planner()
+    assert choose(planner).chosen.plan == OFFLOAD
+    for n in range(3):
+        planner.observe_transfer(50_000, 40, 5.0, 1.0 + n * 0.1)
+        planner.observe_cloud("m", OFFLOAD, 200.0, 10.0)
+    assert choose(planner, now_s=1.3).chosen.plan == LOCAL
+
+
+def test_replies_teach_how_fast_the_companion_computes() -> None:
+    planner = connected_planner()
+    for _ in range(10):
+        planner.observe_cloud("m", OFFLOAD, 0.0, 30.0)
+    assert choose(planner).chosen.stages_ms["tail"] == pytest.approx(30.0, rel=0.1)
+
+
+def test_without_traffic_a_ping_every_fifteen_seconds_keeps_the_link_known() -> None:
+    planner = connected_planner()
+    assert planner.probe_wanted(1.0) == 0  # a transfer has just informed
+    wanted = [(second, planner.probe_wanted(float(second))) for second in range(2, 62)]
+    sent = [second for second, size in wanted if size]
+    assert sent
+    assert all(later - earlier >= 15 for earlier, later in itertools.pairwise(sent))
+
+
+def test_under_traffic_that_stays_local_the_link_is_asked_twice_a_second() -> None:
+    planner = connected_planner()
+    sent = 0
+    for tick in range(40):  # ten seconds
+        now_s = 2.0 + tick * 0.25
+        planner.decide("m", TENSOR, edge_queue_ms=0.0, now_s=now_s)
+        if size := planner.probe_wanted(now_s):
+            sent += 1
+            planner.observe_ping(1.0, now_s, padding_bytes=size)
+    assert 15 <= sent <= 21
+
+
+def test_a_rate_that_is_unsure_is_worth_a_probe_of_weight() -> None:
+    planner = knowing_planner()
+    planner.companion_ready("m", 10.0, 0.5)
+    assert planner.probe_wanted(0.0) == PING_BYTES
+    planner.observe_ping(20.0, 0.02)
+    planner.decide("m", TENSOR, edge_queue_ms=0.0, now_s=1.0)
+    assert planner.probe_wanted(1.0) == PROBE_BYTES
+
+
+def test_probes_never_cost_more_than_their_budget() -> None:
+    budget = 100_000
+    planner = connected_planner(probe_bytes_per_hour=budget)
+    spent = 0
+    for tick in range(4 * 3600):
+        now_s = 2.0 + tick * 0.25
+        if tick % 4 == 0:
+            planner.decide("m", TENSOR, edge_queue_ms=0.0, now_s=now_s)
+        spent += planner.probe_wanted(now_s)
+    assert 0 < spent <= 2 * budget  # one hour's worth, and the room that was full at the start
+
+
+def test_no_probe_goes_out_without_a_companion_or_a_model() -> None:
+    assert Planner().probe_wanted(0.0) == 0
+    planner = connected_planner()
+    planner.companion_lost("gone", 1.0)
+    assert planner.probe_wanted(99.0) == 0
+
+
+def test_a_removed_model_is_forgotten() -> None:
+    planner = connected_planner()
+    planner.remove_model("m")
+    planner.remove_model("m")
+    planner.observe_edge("m", LOCAL, "whole", 1.0)
+    planner.observe_cloud("m", OFFLOAD, 1.0, 1.0)
+    assert planner.snapshot(1.0)["models"] == {}
+
+
+def test_the_snapshot_tells_link_and_drift() -> None:
+    found = connected_planner().snapshot(1.0)
+    assert found["remote_reason"] == ""
+    assert found["link"]["rtt_ms"] == pytest.approx(1.0, rel=0.3)
+    assert found["link"]["up_mbit_s"] == pytest.approx(100.0, rel=0.3)
+    assert found["models"]["m"]["edge_drift"] == 1.0

@@ -1,0 +1,488 @@
+"""Decisions over a table small enough to be worked out by hand: one model, one cut, round numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from split.errors import InvalidRequest
+from split.graph.card import CutCard, ModelCard
+from split.ids import CutId, ModelDigest
+from split.plan.decide import decide, estimate_all
+from split.plan.observation import LinkEstimate, Observation, RemoteView
+from split.plan.plan import LOCAL, LOSSLESS_CODECS, Placement, Plan, PlanEstimate, RequestFacts
+from split.plan.table import PlanTable
+from split.profiles.contract import Contract, Data, Fidelity, InputContract
+from split.profiles.image_spec import ImageSpec
+from split.profiles.measured import CodecCosts, CutCosts, ModelProfile
+from split.tensor import TensorSpec
+
+EARLY, LATE = CutId("aaaaaaaaaaaa"), CutId("bbbbbbbbbbbb")
+SURE = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def cut(
+    name: CutId,
+    share: float,
+    *,
+    boundary: int,
+    tail_inputs: tuple[str, ...] = (),
+    tail_outputs: tuple[str, ...] = ("y",),
+) -> CutCard:
+    return CutCard(
+        id=name,
+        boundary=(TensorSpec(name=f"at-{name}", dtype="FP32", shape=(boundary,)),),
+        head_inputs=("x",),
+        head_outputs=tuple({"y", "z"} - set(tail_outputs)),
+        tail_inputs=tail_inputs,
+        tail_outputs=tail_outputs,
+        nodes=3,
+        compute_share=share,
+        node_bitmap="07",
+    )
+
+
+CARD = ModelCard(
+    digest=ModelDigest("sha256:" + "0" * 64),
+    path="/models/tiny.onnx",
+    files=(("tiny.onnx", 1, "0" * 64),),
+    inputs=(
+        TensorSpec(name="x", dtype="FP32", shape=(1, 3, 8, 8)),
+        TensorSpec(name="mask", dtype="FP32", shape=(1, 8)),
+    ),
+    outputs=(TensorSpec(name="y", dtype="FP32", shape=(1, 75)), TensorSpec(name="z", dtype="FP32", shape=(1, 25))),
+    nodes=10,
+    opset=17,
+    cuts=(
+        cut(EARLY, 0.2, boundary=10_000, tail_inputs=("mask",), tail_outputs=("y", "z")),
+        cut(LATE, 0.7, boundary=2_500, tail_outputs=("y",)),
+    ),
+)
+PROFILE = ModelProfile(
+    digest=CARD.digest,
+    runtime="onnxruntime 1",
+    fingerprint="f",
+    dims={},
+    threads=2,
+    whole_ms=100.0,
+    image_ms=7.0,
+    input_codecs=(
+        CodecCosts(codec="raw", bytes=100_000, encode_ms=1.0, decode_ms=2.0),
+        CodecCosts(codec="int8", bytes=25_000, encode_ms=3.0, decode_ms=1.0, fidelity={"kl": 0.5}),
+    ),
+    encoded_bytes=9_000,
+    output_bytes=400,
+    cuts=(
+        CutCosts(
+            cut=EARLY,
+            head_ms=20.0,
+            tail_ms=80.0,
+            codecs=(
+                CodecCosts(codec="raw", bytes=40_000, encode_ms=0.5, decode_ms=0.25),
+                CodecCosts(codec="int8", bytes=10_000, encode_ms=2.0, decode_ms=1.5, fidelity={"kl": 0.04}),
+                CodecCosts(codec="fp16", bytes=20_000, encode_ms=1.0, decode_ms=1.0),
+            ),
+        ),
+        CutCosts(
+            cut=LATE,
+            head_ms=70.0,
+            tail_ms=30.0,
+            codecs=(CodecCosts(codec="raw", bytes=10_000, encode_ms=0.5, decode_ms=0.25),),
+        ),
+    ),
+)
+
+
+def contract(**data: object) -> Contract:
+    inputs = (InputContract(name="x", encoded=ImageSpec(resize=8, crop=8)), InputContract(name="mask"))
+    known: dict[str, object] = {
+        "inputs": inputs,
+        "codecs": ("raw", "fp16", "int8", "encoded"),
+        "fidelity": Fidelity(measure="kl", bound=0.05),
+    }
+    return Contract(data=Data(**{**known, **data}))  # type: ignore[arg-type]  # keyword arguments chosen by each test
+
+
+TABLE = PlanTable.build(CARD, PROFILE, contract())
+LINK = LinkEstimate(rtt_ms=10.0, up_ms_per_byte=0.001, down_ms_per_byte=0.002, covariance=SURE, age_s=0.1)
+REMOTE = RemoteView(
+    link=LINK,
+    beta=1.5,
+    beta_sigma=0.0,
+    speed_ratio=0.5,
+    image_ms=4.0,
+    queue_ms=3.0,
+    queue_sigma_ms=0.0,
+    opened=np.ones(len(TABLE), dtype=np.bool_),
+)
+STATE = Observation(
+    edge_queue_ms=5.0,
+    slowdown=2.0,
+    alpha=1.25,
+    alpha_sigma=0.0,
+    image_ms=7.0,
+    image_ratio=1.5,
+    codec_ratio=1.0,
+    remote=REMOTE,
+)
+ALONE = dataclasses.replace(STATE, remote=None, remote_why_not="no companion is connected")
+FACTS = RequestFacts(budget_ms=1e6, input_bytes=800)
+PICTURE = RequestFacts(budget_ms=1e6, encoded_bytes=6_000)
+
+
+def split_at(name: CutId, codec: str) -> Plan:
+    return Plan(placement=Placement.SPLIT, cut=name, codec=codec)
+
+
+def offload(codec: str) -> Plan:
+    return Plan(placement=Placement.OFFLOAD, codec=codec)
+
+
+def estimates(table: PlanTable, state: Observation, facts: RequestFacts) -> dict[Plan, PlanEstimate]:
+    return {estimate.plan: estimate for estimate in estimate_all(table, state, facts)}
+
+
+@pytest.mark.parametrize(
+    ("plan", "facts", "expected_ms"),
+    [
+        # queue 5 + α·slowdown·whole 1.25·2·100
+        (LOCAL, FACTS, 5 + 250),
+        # … + image on the device 2·1.5·7
+        (LOCAL, PICTURE, 5 + 21 + 250),
+        # queue + head 2.5·20 + encode 2·0.5 + rtt 10 + up 40 + queue 3 + decode 1.5·0.5·0.25 + tail 1.5·80
+        #   + down 400·0.002 + reply 2·(400/100000·2.0)
+        (split_at(EARLY, "raw"), FACTS, 5 + 50 + 1 + 10 + 40 + 3 + 0.1875 + 120 + 0.8 + 0.016),
+        # only y comes back: three quarters of the 400 bytes
+        (split_at(LATE, "raw"), FACTS, 5 + 175 + 1 + 10 + 10 + 3 + 0.1875 + 45 + 0.6 + 0.012),
+        (offload("raw"), FACTS, 5 + 2 + 10 + 100 + 3 + 1.5 + 150 + 0.8 + 0.016),
+        # a picture is decoded here before its tensor is offloaded
+        (offload("raw"), PICTURE, 5 + 21 + 2 + 10 + 100 + 3 + 1.5 + 150 + 0.8 + 0.016),
+        # the picture travels: its own 6000 bytes, decoded there in β·4
+        (offload("encoded"), PICTURE, 5 + 10 + 6 + 3 + 6 + 150 + 0.8 + 0.016),
+    ],
+)
+def test_predicted_latency_is_the_sum_worked_out_by_hand(plan: Plan, facts: RequestFacts, expected_ms: float) -> None:
+    estimate = estimates(TABLE, STATE, facts)[plan]
+    assert estimate.predicted_ms == pytest.approx(expected_ms)
+    assert sum(estimate.stages_ms.values()) == pytest.approx(expected_ms)
+
+
+def test_risk_adds_two_standard_deviations_of_independent_parts() -> None:
+    link = dataclasses.replace(LINK, covariance=(4.0, 0.0, 0.0, 1e-8, 0.0, 0.0))
+    remote = dataclasses.replace(REMOTE, link=link, beta_sigma=0.1, queue_sigma_ms=1.0)
+    state = dataclasses.replace(STATE, alpha_sigma=0.2, remote=remote)
+    found = estimates(TABLE, state, PICTURE)
+    # local: 0.2·250; split: head 0.2·50, tail 0.1·120, rtt 2, queue 1, up 1e-4·40000; encoded: tail 15, up 0.6
+    assert found[LOCAL].risk_ms - found[LOCAL].predicted_ms == pytest.approx(2 * 50)
+    early = found[split_at(EARLY, "raw")]
+    assert early.risk_ms - early.predicted_ms == pytest.approx(2 * np.sqrt(10**2 + 12**2 + 2**2 + 1 + 4**2))
+    encoded = found[offload("encoded")]
+    assert encoded.risk_ms - encoded.predicted_ms == pytest.approx(2 * np.sqrt(15**2 + 2**2 + 1 + 0.6**2))
+
+
+def test_costs_scale_with_the_size_of_the_request_where_shapes_are_symbolic() -> None:
+    inputs = (TensorSpec(name="x", dtype="FP32", shape=(1, "n")), TensorSpec(name="mask", dtype="FP32", shape=(1,)))
+    card = ModelCard(**{**{f: getattr(CARD, f) for f in CARD.__struct_fields__}, "inputs": inputs})
+    profile = ModelProfile(**{**{f: getattr(PROFILE, f) for f in PROFILE.__struct_fields__}, "dims": {"n": 99}})
+    table = PlanTable.build(card, profile, contract())
+    found = estimates(table, STATE, RequestFacts(budget_ms=1e6, input_bytes=3 * 400))
+    assert found[LOCAL].predicted_ms == pytest.approx(5 + 3 * 250)
+    assert found[offload("raw")].bytes == 300_000
+    assert found[offload("raw")].predicted_ms == pytest.approx(5 + 13 + 3 * (2 + 100 + 1.5 + 150 + 0.8 + 0.016))
+
+
+def test_chosen_is_the_least_predicted_and_runners_up_follow_in_order() -> None:
+    decision = decide(TABLE, STATE, PICTURE)
+    assert decision.chosen.plan == offload("encoded")
+    runners_up = [estimate.predicted_ms for estimate in decision.runners_up]
+    assert runners_up == sorted(runners_up)
+    assert all(estimate.allowed for estimate in decision.runners_up)
+    assert decision.chosen.predicted_ms <= runners_up[0]
+    assert decision.candidates == len(TABLE)
+    assert decision.link["up_mbit_s"] == pytest.approx(8.0)  # 0.001 ms a byte = 1 MB/s
+
+
+def test_without_companion_local_is_chosen_and_the_reason_says_why() -> None:
+    decision = decide(TABLE, ALONE, PICTURE)
+    assert decision.chosen.plan == LOCAL
+    assert "no companion is connected" in decision.reason
+    assert len(decision.runners_up) == 0
+    assert decision.link == {}
+
+
+# -- thresholds -----------------------------------------------------------------------------------------------------
+
+
+def with_gain(gain_ms: float, incumbent: Plan, *, sigma_ms: float = 0.0) -> tuple[PlanTable, Observation]:
+    """Local takes 100 ms, offload raw `gain_ms` less; nothing else is fast."""
+    link = LinkEstimate(
+        rtt_ms=100.0 - gain_ms,
+        up_ms_per_byte=1e-9,
+        down_ms_per_byte=1e-9,
+        covariance=(sigma_ms**2, 0, 0, 0, 0, 0),
+        age_s=0,
+    )
+    head = np.full(len(TABLE), 1e4)
+    head[TABLE.row_of[LOCAL]] = 100.0
+    head[TABLE.row_of[offload("raw")]] = 0.0
+    table = TABLE.with_compute(head_ms=head, tail_ms=np.zeros(len(TABLE)))
+    table.costs[[2, 6, 8]] = 0.0  # encode, decode, reply
+    table.spread[1:] = 0.0
+    remote = dataclasses.replace(REMOTE, link=link, queue_ms=0.0, queue_sigma_ms=0.0)
+    state = dataclasses.replace(
+        STATE, edge_queue_ms=0.0, slowdown=1.0, alpha=1.0, remote=remote, incumbent=table.row_of[incumbent]
+    )
+    return table, state
+
+
+@pytest.mark.parametrize(
+    ("incumbent", "gain_ms", "sigma_ms", "chosen"),
+    [
+        (LOCAL, 2.9, 0.0, LOCAL),  # 3 % of 100 ms are not reached
+        (LOCAL, 3.1, 0.0, offload("raw")),
+        (offload("raw"), 0.1, 0.0, offload("raw")),
+        (offload("raw"), -0.1, 0.0, LOCAL),  # back to local at once
+        (LOCAL, 4.9, 20.0, LOCAL),  # a quarter of the added uncertainty is not reached
+        (LOCAL, 5.1, 20.0, offload("raw")),
+        (offload("raw"), 4.9, 20.0, offload("raw")),  # staying adds no uncertainty
+    ],
+)
+def test_a_challenger_must_gain_more_than_the_threshold(
+    incumbent: Plan, gain_ms: float, sigma_ms: float, chosen: Plan
+) -> None:
+    table, state = with_gain(gain_ms, incumbent, sigma_ms=sigma_ms)
+    assert decide(table, state, FACTS).chosen.plan == chosen
+
+
+def test_an_incumbent_that_may_not_run_any_more_is_left_without_a_threshold() -> None:
+    table, state = with_gain(1.0, offload("int8"))
+    assert decide(table, state, FACTS).chosen.plan == offload("raw")
+
+
+@pytest.mark.parametrize(
+    ("budget_ms", "chosen"),
+    [
+        (131.0, offload("raw")),  # 90 expected, 130 at two sigmas
+        (129.0, LOCAL),  # 100 ms for sure
+        (99.0, LOCAL),  # nothing is sure: the least risk
+    ],
+)
+def test_a_plan_whose_risk_is_over_the_budget_gives_way_to_a_sure_one(budget_ms: float, chosen: Plan) -> None:
+    table, state = with_gain(10.0, offload("raw"), sigma_ms=20.0)
+    decision = decide(table, state, dataclasses.replace(FACTS, budget_ms=budget_ms))
+    assert decision.chosen.plan == chosen
+
+
+@pytest.mark.parametrize(("found", "allowed"), [(0.0499, True), (0.05, True), (0.0501, False), (float("nan"), False)])
+def test_a_lossy_plan_is_held_to_the_fidelity_bound(found: float, allowed: bool) -> None:
+    lossy = CodecCosts(codec="int8", bytes=10, encode_ms=0.0, decode_ms=0.0, fidelity={"kl": found})
+    profile = ModelProfile(
+        **{
+            **{f: getattr(PROFILE, f) for f in PROFILE.__struct_fields__},
+            "cuts": (CutCosts(cut=EARLY, head_ms=1.0, tail_ms=1.0, codecs=(lossy,)),),
+        }
+    )
+    table = PlanTable.build(CARD, profile, contract())
+    row = table.row_of[split_at(EARLY, "int8")]
+    assert bool(table.allowed[0][row]) is allowed
+    assert bool(table.why_not[0][row]) is not allowed
+
+
+def test_a_lossy_codec_that_was_never_measured_is_not_allowed() -> None:
+    why = TABLE.why_not[0][TABLE.row_of[split_at(EARLY, "fp16")]]
+    assert "not measured" in why
+    assert "isthmus profile" in why
+
+
+@pytest.mark.parametrize(
+    ("depth", "forbidden"),
+    [
+        (0.0, set()),
+        (0.2, {Placement.OFFLOAD}),
+        (0.21, {Placement.OFFLOAD, EARLY}),
+        (0.71, {Placement.OFFLOAD, EARLY, LATE}),
+    ],
+)
+def test_nothing_leaves_before_the_least_depth(depth: float, forbidden: set[object]) -> None:
+    table = PlanTable.build(CARD, PROFILE, contract(depth_min_ratio=depth))
+    found = {
+        plan.cut or plan.placement
+        for plan, why in zip(table.plans, table.why_not[0], strict=True)
+        if "depth_min_ratio" in why
+    }
+    assert found == forbidden
+
+
+def test_no_raw_input_forbids_offload_and_cuts_past_which_an_input_travels() -> None:
+    by_level = [
+        {plan for plan, ok in zip(TABLE.plans, allowed.tolist(), strict=True) if ok} for allowed in TABLE.allowed
+    ]
+    assert by_level[1] == {LOCAL, split_at(LATE, "raw")}  # EARLY ships `mask` as it came
+    assert by_level[2] == {LOCAL}
+    assert offload("encoded") in by_level[0]
+
+
+def test_privacy_of_one_input_forbids_only_what_ships_that_input() -> None:
+    x_private = (InputContract(name="x", privacy="no-raw-input"), InputContract(name="mask"))
+    table = PlanTable.build(CARD, PROFILE, contract(inputs=x_private))
+    assert bool(table.allowed[0][table.row_of[split_at(EARLY, "raw")]])  # ships mask, not x
+    assert not table.allowed[0][table.row_of[offload("raw")]]
+    all_private = (InputContract(name="x"), InputContract(name="mask", privacy="local-only"))
+    table = PlanTable.build(CARD, PROFILE, contract(inputs=all_private))
+    assert table.allowed[0].tolist() == [True] + [False] * (len(table) - 1)
+
+
+# -- forced plans ---------------------------------------------------------------------------------------------------
+
+
+def force(**wish: object) -> RequestFacts:
+    return dataclasses.replace(FACTS, **wish)  # type: ignore[arg-type]  # keyword arguments chosen by each test
+
+
+@pytest.mark.parametrize(
+    ("wish", "chosen"),
+    [
+        ({"mode": Placement.LOCAL}, LOCAL),
+        ({"mode": Placement.OFFLOAD}, offload("raw")),
+        ({"mode": Placement.SPLIT}, split_at(EARLY, "int8")),
+        ({"mode": Placement.SPLIT, "codec": "raw"}, split_at(EARLY, "raw")),
+        ({"cut": LATE}, split_at(LATE, "raw")),
+        ({"mode": Placement.SPLIT, "cut": EARLY, "codec": "raw"}, split_at(EARLY, "raw")),
+    ],
+)
+def test_a_forced_plan_is_respected(wish: dict[str, object], chosen: Plan) -> None:
+    decision = decide(TABLE, STATE, force(**wish))
+    assert decision.chosen.plan == chosen
+    assert "was asked for" in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("wish", "says"),
+    [
+        ({"cut": CutId("cccccccccccc")}, "no cut"),
+        ({"cut": LATE, "mode": Placement.OFFLOAD}, "a cut goes with mode split"),
+        ({"mode": Placement.LOCAL, "codec": "raw"}, "nothing travels"),
+        ({"mode": Placement.OFFLOAD, "codec": "klt"}, "no such plan was measured"),
+        ({"mode": Placement.OFFLOAD, "codec": "int8"}, "over the contract's bound"),
+        ({"codec": "encoded"}, "came as tensors"),
+        ({"mode": Placement.OFFLOAD, "privacy": "no-raw-input"}, "no-raw-input"),
+        ({"mode": Placement.SPLIT, "privacy": "local-only"}, "local-only"),
+        ({"cut": EARLY, "codec": "fp16"}, "not measured"),
+    ],
+)
+def test_a_forced_plan_that_may_never_run_is_refused_by_name(wish: dict[str, object], says: str) -> None:
+    for state in (STATE, ALONE):
+        with pytest.raises(InvalidRequest, match=says):
+            decide(TABLE, state, force(**wish))
+
+
+def test_a_forced_remote_plan_falls_back_to_local_while_the_companion_is_missing() -> None:
+    decision = decide(TABLE, ALONE, force(mode=Placement.OFFLOAD))
+    assert decision.chosen.plan == LOCAL
+    assert "offload was asked for" in decision.reason
+    assert "no companion is connected" in decision.reason
+
+
+def test_a_forced_cut_that_is_not_open_yet_falls_back_to_local() -> None:
+    opened = np.ones(len(TABLE), dtype=np.bool_)
+    opened[TABLE.row_of[split_at(LATE, "raw")]] = False
+    state = dataclasses.replace(STATE, remote=dataclasses.replace(REMOTE, opened=opened))
+    decision = decide(TABLE, state, force(cut=LATE))
+    assert decision.chosen.plan == LOCAL
+    assert "has not opened this cut" in decision.reason
+
+
+def test_the_reason_names_the_constraint_that_bound() -> None:
+    decision = decide(TABLE, STATE, dataclasses.replace(PICTURE, privacy="local-only"))
+    assert decision.chosen.plan == LOCAL
+    assert "offload encoded would take" in decision.reason
+    assert "local-only" in decision.reason
+
+
+# -- properties -----------------------------------------------------------------------------------------------------
+
+
+def test_in_ten_thousand_random_states_a_forbidden_plan_is_never_chosen() -> None:
+    seed = 20261130
+    rng = np.random.default_rng(seed)
+    contracts = [
+        contract(
+            privacy=str(rng.choice(["any", "no-raw-input", "local-only"], p=[0.7, 0.2, 0.1])),
+            depth_min_ratio=float(rng.choice([0.0, 0.3, 0.8])),
+            codecs=tuple(str(c) for c in ("raw", "fp16", "int8", "encoded") if rng.random() < 0.7) or ("raw",),
+            fidelity=Fidelity(measure="kl", bound=float(rng.choice([0.0, 0.05, 1.0]))),
+        )
+        for _ in range(50)
+    ]
+    rules = [(c.data, PlanTable.build(CARD, PROFILE, c)) for c in contracts]
+    fidelity = {(row.cut, c.codec): c.fidelity for row in PROFILE.cuts for c in row.codecs}
+    fidelity |= {(None, c.codec): c.fidelity for c in PROFILE.input_codecs}
+    share = {EARLY: 0.2, LATE: 0.7}
+    order = ["any", "no-raw-input", "local-only"]
+    for n in range(10_000):
+        data, table = rules[n % len(rules)]
+        draw = np.exp(rng.normal(0.0, 2.0, 8)).tolist()
+        opened = rng.random(len(table)) < 0.8
+        opened[0] = True
+        remote = RemoteView(
+            link=LinkEstimate(
+                rtt_ms=10 * draw[0],
+                up_ms_per_byte=1e-4 * draw[1],
+                down_ms_per_byte=1e-4 * draw[2],
+                covariance=(draw[3], 0.0, 0.0, 1e-8 * draw[4], 0.0, 1e-8),
+                age_s=1.0,
+            ),
+            beta=draw[5],
+            beta_sigma=0.2,
+            speed_ratio=1.0,
+            image_ms=1.0,
+            queue_ms=draw[6],
+            queue_sigma_ms=1.0,
+            opened=opened,
+            encoded_why_not="pictures decode differently there" if rng.random() < 0.2 else "",
+        )
+        there = rng.random() < 0.9
+        state = Observation(
+            edge_queue_ms=draw[7],
+            slowdown=float(rng.choice([1.0, 5.0, 20.0])),
+            alpha=draw[0],
+            alpha_sigma=0.1,
+            image_ms=7.0,
+            image_ratio=1.0,
+            codec_ratio=1.0,
+            remote=remote if there else None,
+            remote_why_not="" if there else "no companion",
+            incumbent=int(rng.integers(len(table))),
+        )
+        picture = rng.random() < 0.5
+        facts = RequestFacts(
+            budget_ms=float(100 * np.exp(rng.normal(0, 2))),
+            encoded_bytes=6000 if picture else 0,
+            input_bytes=0 if picture else 800,
+            privacy=str(rng.choice(order)),
+            mode=[None, *Placement][int(rng.integers(4))] if rng.random() < 0.3 else None,
+        )
+        try:
+            chosen = decide(table, state, facts).chosen
+        except InvalidRequest:
+            assert facts.mode is not None, (seed, n)
+            continue
+        plan, where = chosen.plan, (seed, n)
+        if plan == LOCAL:
+            continue
+        assert chosen.allowed, where
+        assert there, where
+        assert plan.codec in data.codecs, where
+        assert (
+            plan.codec == "encoded"
+            or plan.codec in LOSSLESS_CODECS
+            or (fidelity[plan.cut, str(plan.codec)].get("kl", np.inf) <= data.fidelity.bound)
+        ), where
+        assert (share[plan.cut] if plan.cut else 0.0) >= data.depth_min_ratio, where
+        strictest = max(facts.privacy, data.privacy, key=order.index)
+        assert strictest != "local-only", where
+        assert strictest == "any" or plan.cut == LATE, where
+        assert opened[table.row_of[plan]], where
+        assert plan.codec != "encoded" or (picture and not remote.encoded_why_not), where

@@ -1,0 +1,139 @@
+"""The link estimator against synthetic links whose truth is known."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from split.plan.link import Link
+
+SIZES = (20_000, 150_000, 60_000, 400_000, 9_000)
+
+
+@dataclass
+class Wire:
+    """The truth: rtt, and a rate in Mbit/s both ways; `jitter` is relative."""
+
+    rtt_ms: float
+    mbit_s: float
+    jitter: float = 0.0
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        self._rng = np.random.default_rng(self.seed)
+
+    def ms(self, up: int, down: int) -> float:
+        exact = self.rtt_ms + (up + down) * 0.008 / self.mbit_s / 1000 * 1000
+        return exact * (1 + self.jitter * float(self._rng.normal()))
+
+
+def connect(link: Link, wire: Wire) -> float:
+    """A ping and a probe, as at every connect; the time afterwards."""
+    link.observe(64, 64, wire.ms(64, 64), 0.0)
+    link.observe(32_768, 64, wire.ms(32_768, 64), 0.1)
+    return 0.1
+
+
+def serve(link: Link, wire: Wire, requests: int, now_s: float, *, every_s: float = 0.2) -> float:
+    for n in range(requests):
+        now_s += every_s
+        up = SIZES[n % len(SIZES)]
+        link.observe(up, 4_000, wire.ms(up, 4_000), now_s)
+    return now_s
+
+
+LINKS = [(5.0, 1.0), (20.0, 10.0), (40.0, 50.0), (5.0, 200.0), (150.0, 5.0), (0.3, 1000.0)]
+
+
+@pytest.mark.parametrize(("rtt_ms", "mbit_s"), LINKS)
+def test_a_ping_and_a_probe_predict_a_transfer_within_a_quarter(rtt_ms: float, mbit_s: float) -> None:
+    link, wire = Link(), Wire(rtt_ms, mbit_s)
+    now_s = connect(link, wire)
+    truth = wire.ms(100_000, 4_000)
+    assert link.estimate(now_s).transfer_ms(100_000, 4_000) == pytest.approx(truth, rel=0.25, abs=1.0)
+
+
+@pytest.mark.parametrize(("rtt_ms", "mbit_s"), LINKS)
+def test_rtt_and_rate_are_told_apart_after_some_transfers(rtt_ms: float, mbit_s: float) -> None:
+    link, wire = Link(), Wire(rtt_ms, mbit_s, jitter=0.03)
+    now_s = serve(link, wire, 20, connect(link, wire))
+    found = link.estimate(now_s)
+    for up in (1_000, 600_000):
+        assert found.transfer_ms(up, 4_000) == pytest.approx(Wire(rtt_ms, mbit_s).ms(up, 4_000), rel=0.15, abs=1.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((20.0, 50.0), (20.0, 5.0)),
+        ((20.0, 5.0), (20.0, 50.0)),
+        ((5.0, 50.0), (150.0, 50.0)),
+        ((150.0, 50.0), (5.0, 50.0)),
+        ((10.0, 20.0), (10.0, 12.0)),
+        ((5.0, 100.0), (80.0, 2.0)),
+    ],
+)
+def test_a_step_is_followed_within_five_observations(before: tuple[float, float], after: tuple[float, float]) -> None:
+    link = Link()
+    now_s = connect(link, Wire(*before))
+    now_s = serve(link, Wire(*before, jitter=0.02), 30, now_s)
+    new = Wire(*after, jitter=0.02, seed=7)
+    now_s = serve(link, new, 5, now_s)
+    truth = Wire(*after).ms(100_000, 4_000)
+    assert link.estimate(now_s).transfer_ms(100_000, 4_000) == pytest.approx(truth, rel=0.15)
+
+
+def test_one_stall_does_not_poison_the_estimate() -> None:
+    link, wire = Link(), Wire(20.0, 20.0, jitter=0.02)
+    now_s = serve(link, wire, 30, connect(link, wire))
+    truth = Wire(20.0, 20.0).ms(100_000, 4_000)
+    link.observe(100_000, 4_000, 3_000.0, now_s + 0.2)
+    assert link.estimate(now_s + 0.2).transfer_ms(100_000, 4_000) == pytest.approx(truth, rel=0.15)
+    now_s = serve(link, wire, 3, now_s + 0.2)
+    assert link.estimate(now_s).transfer_ms(100_000, 4_000) == pytest.approx(truth, rel=0.1)
+
+
+def test_uncertainty_grows_while_nothing_is_seen_and_shrinks_when_something_is() -> None:
+    link, wire = Link(), Wire(20.0, 20.0)
+    wide = link.estimate(0.0).sigma_ms(100_000, 0)
+    now_s = serve(link, wire, 10, connect(link, wire))
+    sigmas = [link.estimate(now_s + idle_s).sigma_ms(100_000, 0) for idle_s in (0.0, 1.0, 10.0, 100.0)]
+    assert sigmas == sorted(sigmas)
+    assert sigmas[0] < 5.0 < sigmas[3] < wide
+    later_s = serve(link, wire, 3, now_s + 100.0)
+    assert link.estimate(later_s).sigma_ms(100_000, 0) < 0.3 * sigmas[3]
+
+
+def test_nothing_is_known_of_a_link_that_was_never_used() -> None:
+    found = Link().estimate(5.0)
+    assert found.age_s == math.inf
+    assert found.sigma_ms(100_000, 0) > found.transfer_ms(100_000, 0)
+
+
+def test_the_reset_link_has_forgotten_everything() -> None:
+    link = Link()
+    serve(link, Wire(1.0, 1000.0), 10, 0.0)
+    link.reset()
+    assert link.estimate(99.0) == Link().estimate(99.0)
+
+
+def test_estimates_stay_positive_and_covariances_real_under_arbitrary_measurements() -> None:
+    rng = np.random.default_rng(3)
+    link, now_s = Link(), 0.0
+    for _ in range(2_000):
+        now_s += float(rng.exponential(0.5))
+        link.observe(
+            int(rng.integers(0, 2_000_000)), int(rng.integers(0, 50_000)), float(np.exp(rng.normal(3, 3))), now_s
+        )
+        found = link.estimate(now_s)
+        assert min(found.rtt_ms, found.up_ms_per_byte, found.down_ms_per_byte) > 0.0
+        rr, ru, rd, uu, ud, dd = found.covariance
+        # Scaled to 100 KB, so that the eigenvalues are of one size.
+        scaled = np.array(
+            [[rr, ru * 1e5, rd * 1e5], [ru * 1e5, uu * 1e10, ud * 1e10], [rd * 1e5, ud * 1e10, dd * 1e10]]
+        )
+        eigenvalues = np.linalg.eigvalsh(scaled)
+        assert eigenvalues[0] > -1e-6 * max(eigenvalues[2], 1.0)

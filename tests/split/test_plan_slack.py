@@ -1,0 +1,67 @@
+"""Latest starts against brute force over all orders, on one worker that is not interrupted."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from split.plan.slack import latest_starts
+
+Pending = list[tuple[int, float, float]]
+
+pending_requests = st.lists(st.tuples(st.integers(1, 2_000), st.integers(1, 500)), min_size=1, max_size=5).map(
+    lambda rows: [(key, deadline_ms / 1000, float(local_ms)) for key, (deadline_ms, local_ms) in enumerate(rows)]
+)
+
+
+def feasible(start_s: float, pending: Pending) -> bool:
+    """Some order, begun at `start_s` without a gap, meets every deadline."""
+    for order in itertools.permutations(pending):
+        clock_s = start_s
+        for _, deadline_at_s, local_ms in order:
+            clock_s += local_ms / 1000
+            if clock_s > deadline_at_s + 1e-9:
+                break
+        else:
+            return True
+    return False
+
+
+@given(pending_requests)
+def test_starts_as_given_meet_every_deadline_without_overlap(pending: Pending) -> None:
+    starts = latest_starts(-1e6, pending)
+    spans = sorted(
+        (starts[key], starts[key] + local_ms / 1000, deadline_at_s) for key, deadline_at_s, local_ms in pending
+    )
+    for (_, end_s, deadline_at_s), following in itertools.zip_longest(spans, spans[1:]):
+        assert end_s <= deadline_at_s + 1e-9
+        assert following is None or end_s <= following[0] + 1e-9
+
+
+@given(pending_requests, st.floats(0.002, 1.0))
+def test_nobody_who_starts_everything_later_meets_all_deadlines(pending: Pending, later_s: float) -> None:
+    """Over every group of requests: begun later than its first start says, no order of the group works."""
+    starts = latest_starts(-1e6, pending)
+    first = min(starts.values())
+    # The first gap-free block decides: what follows a gap starts at its own deadline less its own work.
+    block = sorted(pending, key=lambda item: starts[item[0]])
+    end_s, group = first, []
+    for item in block:
+        if starts[item[0]] > end_s + 1e-9:
+            break
+        group.append(item)
+        end_s = starts[item[0]] + item[2] / 1000
+    assert feasible(first, group)
+    assert not feasible(first + later_s, group)
+
+
+def test_what_is_late_already_starts_now_in_order_of_deadlines() -> None:
+    assert latest_starts(10.0, [("b", 10.02, 50.0), ("a", 10.01, 50.0)]) == {"b": 10.0, "a": 10.0}
+
+
+def test_one_request_starts_its_local_time_before_its_deadline() -> None:
+    assert latest_starts(0.0, [("a", 1.0, 300.0)]) == pytest.approx({"a": 0.7})
+    assert latest_starts(0.0, []) == {}
