@@ -252,7 +252,7 @@ class HttpApi:
                 return self._describe(name, version)
             case []:
                 _only(request, "GET", "OPTIONS")
-                return json_answer(service.metadata(name, version).asjson_answer())
+                return json_answer(service.metadata(name, version).as_json())
             case ["ready"]:
                 _only(request, "GET")
                 return json_answer({"name": service.metadata(name, version).name, "ready": True})
@@ -269,7 +269,7 @@ class HttpApi:
     def _describe(self, name: str, version: str) -> web.Response:
         metadata = self._service.metadata(name, version)
         body = {
-            **metadata.asjson_answer(),
+            **metadata.as_json(),
             "contract": self._service.contract(name),
             "schemas": {"request": request_schema(metadata), "response": response_schema(metadata)},
         }

@@ -79,7 +79,7 @@ class DaemonClient:
 
     def _send(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
-    ) -> tuple[Mapping[str, str], bytes]:
+    ) -> tuple[http.client.HTTPMessage, bytes]:
         connection = self._connection()
         try:
             connection.request(method, path, body, dict(headers))

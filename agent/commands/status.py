@@ -1,0 +1,93 @@
+"""`isthmus status`: the daemon now: models, companion, link, device, counts."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from agent.http_client import DEFAULT_URL, DaemonClient
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default=DEFAULT_URL, help="http://HOST:PORT or unix:///PATH (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    status = DaemonClient(args.url).get("/v2/isthmus/status")
+    if args.json:
+        print(msgspec.json.format(msgspec.json.encode(status), indent=2).decode())
+    else:
+        for line in _lines(status):
+            print(line)
+    return 0
+
+
+def _lines(status: Mapping[str, Any]) -> Iterator[str]:
+    uptime_s = status.get("uptime_s")
+    running = f", up {_span(uptime_s)}" if isinstance(uptime_s, int | float) else ""
+    yield f"{'daemon':<10} isthmus {status.get('version', '?')}{running}"
+    yield f"{'device':<10} {_device(status)}"
+    slowdown = (status.get("emulation") or {}).get("slowdown", 1.0)
+    if slowdown != 1.0:
+        yield f"{'emulation':<10} device stages are slowed down {slowdown:g} times"
+    yield f"{'companion':<10} {_companion(status.get('companion') or {})}"
+    counts = [f"{status.get('requests', 0)} answered", f"{status.get('fallbacks', 0)} fell back to the device"]
+    if status.get("failures"):
+        counts.append(f"{status['failures']} failed")
+    yield f"{'requests':<10} {', '.join(counts)}; {_number(status.get('queue_ms'))} ms of work waiting"
+    yield ""
+    yield f"{'MODEL':<28} {'VERSION':<8} {'STATE':<12} {'LOCAL':>7} {'SPLIT':>7} {'OFFLOAD':>8} {'P50 MS':>8}  NOTE"
+    for model in status.get("models") or ():
+        placements: Mapping[str, int] = model.get("placements") or {}
+        row = (
+            f"{model.get('name', '?'):<28} {model.get('version', ''):<8} {model.get('state', '?'):<12} "
+            f"{placements.get('local', 0):>7} {placements.get('split', 0):>7} {placements.get('offload', 0):>8} "
+            f"{_number(model.get('p50_ms')):>8}  {_note(model)}"
+        )
+        yield row.rstrip()
+
+
+def _device(status: Mapping[str, Any]) -> str:
+    device: Mapping[str, Any] = status.get("device") or {}
+    name = device.get("board") or device.get("cpu_model") or "unknown"
+    threads = device.get("threads") or status.get("threads")
+    facts = [str(name), str(device.get("architecture") or ""), f"{threads} threads" if threads else ""]
+    facts.append(str(device.get("runtime") or ""))
+    return ", ".join(filter(None, facts))
+
+
+def _companion(companion: Mapping[str, Any]) -> str:
+    if not companion.get("address"):
+        return "none configured, everything runs here"
+    facts = [f"{companion['address']}: {companion.get('state', 'unknown')}"]
+    if companion.get("peer"):
+        facts.append(str(companion["peer"]))
+    link: Mapping[str, Any] = companion.get("link") or companion
+    for key, unit in (("rtt_ms", "ms round trip"), ("up_mbit_s", "Mbit/s up"), ("down_mbit_s", "Mbit/s down")):
+        if isinstance(link.get(key), int | float):
+            facts.append(f"{link[key]:.3g} {unit}")
+    if companion.get("reason"):
+        facts.append(str(companion["reason"]))
+    return ", ".join(facts)
+
+
+def _note(model: Mapping[str, Any]) -> str:
+    progress = model.get("progress")
+    if isinstance(progress, str) and progress:
+        return progress
+    remote = model.get("remote") or model.get("local_only_reason")
+    return str(model.get("reason") or remote or "")
+
+
+def _number(value: object) -> str:
+    return f"{value:.1f}" if isinstance(value, int | float) else "–"
+
+
+def _span(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
