@@ -88,8 +88,8 @@ class Weights(_Part, frozen=True, kw_only=True):
 class Fallback(_Part, frozen=True, kw_only=True):
     """What happens when the companion is late or gone."""
 
-    strategy: Literal["local", "none"] = "local"
-    """local: the device finishes from the boundary it has; none: a typed error."""
+    strategy: Literal["local", "fail"] = "local"
+    """local: the device finishes from the boundary it has; fail: a typed error."""
     timeout_ms: _Positive | None = None
     """Longest wait for the companion, inside the deadline; none stated: as long as the local finish still fits."""
     agreement_min: _Ratio = 0.0

@@ -1,7 +1,7 @@
 """What a kind of device is, from data sheets: enough to ask "what would be chosen there?" without having one.
 
-Never used for a device that is there: that one is measured (`measured.py`). Each figure has its source beside it, and an
-estimate says that it is one.
+Never used for a device that is there: that one is measured (`measured.py`). Each figure has its source beside it, and
+an estimate says that it is one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from split.errors import ConfigError
 from split.profiles.load import load_yaml
 
 REFERENCE_FLOPS_PER_S: Final = 3.0e9 * 32
-"""FP32 operations per second of the core that has `compute_ratio` 1: 3 GHz × two 256-bit fused multiply-adds a cycle, an
-x86-64 server core with AVX2 (`generic-x86`)."""
+"""FP32 operations per second of the core that has `compute_ratio` 1: 3 GHz × two 256-bit fused multiply-adds a cycle,
+an x86-64 server core with AVX2 (`generic-x86`)."""
 
 _FOLDERS: Final = (
     Path(__file__).parent / "data" / "devices",  # as installed

@@ -88,6 +88,8 @@ def _parse(text: bytes | str, source: str, at: _Path, origins: dict[_Path, str])
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(f"{source}{line}: is not YAML: {error.problem or error.context}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{source}: is nested too deeply") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or number that cannot be
         raise ConfigError(f"{source}: is not YAML: {error}") from error
 
