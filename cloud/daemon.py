@@ -38,7 +38,8 @@ ten seconds after which container runtimes kill."""
 async def serve(config: CompanionConfig, *, stop: asyncio.Event | None = None) -> None:
     """Serve until SIGTERM or SIGINT (or `stop`); requests under way are answered before it returns.
 
-    ConfigError when an address or a folder cannot be used, IdentityError when a certificate file cannot.
+    ConfigError when a folder cannot be made, ChannelError when an address cannot be listened on, IdentityError when a
+    certificate file cannot serve.
     """
     stop = stop or asyncio.Event()
     loop = asyncio.get_running_loop()

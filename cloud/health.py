@@ -10,7 +10,7 @@ from collections.abc import Callable
 from aiohttp import web
 
 from cloud.metrics import Metrics
-from split.errors import ConfigError
+from split.errors import ChannelError
 from split.profiles.address import HostPort
 
 
@@ -25,7 +25,7 @@ class HealthServer:
         """Where it listens, once started."""
 
     async def start(self, address: HostPort) -> None:
-        """ConfigError when the address cannot be listened on."""
+        """ChannelError when the address cannot be listened on."""
         app = web.Application()
         app.router.add_get("/v2/health/live", self._get_live)
         app.router.add_get("/v2/health/ready", self._get_ready)
@@ -36,7 +36,7 @@ class HealthServer:
             await web.TCPSite(runner, address.host, address.port).start()
         except OSError as error:
             await runner.cleanup()
-            raise ConfigError(
+            raise ChannelError(
                 f"http: {address} cannot be listened on ({error.strerror}); choose another port"
             ) from error
         self._runner = runner

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 from cloud.admission import Admission, Bounds
@@ -91,9 +90,7 @@ class Model:
 
     def whole(self, feeds: Tensors) -> Tensors:
         """What onnxruntime makes of the unsplit file."""
-        session = onnxruntime.InferenceSession(self.path, providers=["CPUExecutionProvider"])
-        names = [value.name for value in session.get_outputs()]
-        return dict(zip(names, session.run(names, feeds), strict=True))
+        return run_plainly(self.path, feeds)
 
     def crossing(self, cut: CutCard, feeds: Tensors) -> Tensors:
         """What travels at this cut: the boundary, and the inputs the tail needs."""
@@ -101,11 +98,16 @@ class Model:
         return {spec.name: made[spec.name] for spec in cut.boundary} | {name: feeds[name] for name in cut.tail_inputs}
 
     def head(self, cut: CutCard, feeds: Tensors) -> Tensors:
-        session = onnxruntime.InferenceSession(
-            self.path.parent / "made" / f"{cut.id}.head.onnx", providers=["CPUExecutionProvider"]
-        )
-        names = [value.name for value in session.get_outputs()]
-        return dict(zip(names, session.run(names, {n: feeds[n] for n in cut.head_inputs}), strict=True))
+        return run_plainly(self.path.parent / "made" / f"{cut.id}.head.onnx", {n: feeds[n] for n in cut.head_inputs})
+
+
+def run_plainly(path: Path, feeds: Tensors) -> Tensors:
+    """All outputs of a file, by onnxruntime alone."""
+    import onnxruntime  # after split.runtime, which switches its telemetry off first
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, session.run(names, feeds), strict=True))
 
 
 MakeModel = Callable[[str], Model]
