@@ -1,0 +1,152 @@
+"""SegmentStore over an engine of stand-ins that count how often they are opened."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from split.errors import InvalidModel
+from split.runtime.engine import Segment
+from split.runtime.store import SegmentStore
+from split.tensor import Array, Tensors
+
+
+class Opened:
+    inputs = outputs = providers = ()
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> Tensors:
+        return {}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class CountingEngine:
+    name = "counting"
+
+    def __init__(self) -> None:
+        self.opened: list[str] = []
+        self.entered = threading.Event()
+        self.may_finish = threading.Event()
+        self.may_finish.set()
+
+    def open(self, path: Path, *, threads: int) -> Segment:
+        self.entered.set()
+        assert self.may_finish.wait(30)
+        self.opened.append(path.name)
+        if path.name.startswith("bad"):
+            raise InvalidModel(f"{path} is bad")
+        return Opened()
+
+
+def files(folder: Path, sizes: dict[str, int]) -> list[Path]:
+    for name, size in sizes.items():
+        (folder / name).write_bytes(bytes(size))
+    return [folder / name for name in sizes]
+
+
+def test_a_segment_is_opened_once_and_then_there(tmp_path: Path) -> None:
+    engine = CountingEngine()
+    store = SegmentStore(engine, threads=1, budget_bytes=1000)
+    [a] = files(tmp_path, {"a.onnx": 10})
+    assert not store.is_open(a)
+    assert store.get(a) is store.get(a)
+    assert store.is_open(a)
+    assert engine.opened == ["a.onnx"]
+
+
+def test_over_budget_the_least_recently_used_is_forgotten_but_not_closed(tmp_path: Path) -> None:
+    engine = CountingEngine()
+    store = SegmentStore(engine, threads=1, budget_bytes=250)
+    a, b, c = files(tmp_path, {"a.onnx": 100, "b.onnx": 100, "c.onnx": 100})
+    held = store.get(b)
+    store.get(a)
+    store.get(b)
+    store.get(a)
+    store.get(c)
+    assert [store.is_open(path) for path in (a, b, c)] == [True, False, True]
+    assert store.used_bytes == 200
+    assert isinstance(held, Opened)
+    assert not held.closed
+
+
+def test_weights_that_heads_and_tails_share_count_once(tmp_path: Path) -> None:
+    store = SegmentStore(CountingEngine(), threads=1, budget_bytes=10_000)
+    head, tail, _ = files(tmp_path, {"1.head.onnx": 10, "1.tail.onnx": 20, "weights.bin": 5000})
+    store.get(head)
+    store.get(tail)
+    assert store.used_bytes == 5030
+
+
+def test_external_data_of_a_whole_model_counts(tmp_path: Path) -> None:
+    store = SegmentStore(CountingEngine(), threads=1, budget_bytes=10_000)
+    model, *_ = files(tmp_path, {"model.onnx": 10, "model.onnx.data": 700, "labels.txt": 3})
+    store.get(model)
+    assert store.used_bytes == 710
+
+
+def test_a_segment_larger_than_the_budget_is_served_all_the_same(tmp_path: Path) -> None:
+    store = SegmentStore(CountingEngine(), threads=1, budget_bytes=50)
+    a, b = files(tmp_path, {"a.onnx": 100, "b.onnx": 100})
+    store.get(a)
+    store.get(b)
+    assert [store.is_open(a), store.is_open(b)] == [False, True]
+
+
+def test_two_who_ask_at_once_share_one_opening(tmp_path: Path) -> None:
+    engine = CountingEngine()
+    engine.may_finish.clear()
+    store = SegmentStore(engine, threads=1, budget_bytes=1000)
+    [a] = files(tmp_path, {"a.onnx": 10})
+    got: list[Segment] = []
+    threads = [threading.Thread(target=lambda: got.append(store.get(a))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert engine.entered.wait(30)
+    engine.may_finish.set()
+    for thread in threads:
+        thread.join()
+    assert engine.opened == ["a.onnx"]
+    assert len({id(segment) for segment in got}) == 1
+
+
+def test_a_slow_opening_does_not_hold_up_other_segments(tmp_path: Path) -> None:
+    engine = CountingEngine()
+    store = SegmentStore(engine, threads=1, budget_bytes=1000)
+    slow, ready = files(tmp_path, {"slow.onnx": 10, "ready.onnx": 10})
+    expected = store.get(ready)
+    engine.entered.clear()
+    engine.may_finish.clear()
+    thread = threading.Thread(target=store.get, args=(slow,))
+    thread.start()
+    assert engine.entered.wait(30)
+    assert store.get(ready) is expected
+    engine.may_finish.set()
+    thread.join()
+
+
+def test_what_the_engine_refuses_is_raised_each_time_and_not_kept(tmp_path: Path) -> None:
+    engine = CountingEngine()
+    store = SegmentStore(engine, threads=1, budget_bytes=1000)
+    [bad] = files(tmp_path, {"bad.onnx": 10})
+    for _ in range(2):
+        with pytest.raises(InvalidModel, match="is bad"):
+            store.get(bad)
+    assert engine.opened == ["bad.onnx", "bad.onnx"]
+    assert store.used_bytes == 0
+
+
+def test_a_folder_can_be_forgotten(tmp_path: Path) -> None:
+    store = SegmentStore(CountingEngine(), threads=1, budget_bytes=1000)
+    (tmp_path / "other").mkdir()
+    [a], [b] = files(tmp_path, {"a.onnx": 10}), files(tmp_path / "other", {"b.onnx": 10})
+    store.get(a)
+    store.get(b)
+    store.forget(tmp_path)
+    assert [store.is_open(a), store.is_open(b)] == [False, True]
+    store.clear()
+    assert store.used_bytes == 0
