@@ -13,6 +13,7 @@ import os
 import re
 import ssl
 import stat
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -24,6 +25,7 @@ Role = Literal["device", "companion"]
 URI_ROOT: Final = "spiffe://isthmus/"
 NAME: Final = re.compile(r"[a-z0-9-]{1,64}")
 _URI: Final = re.compile(re.escape(URI_ROOT) + r"(device|companion)/([a-z0-9-]{1,64})")
+_NO_CERTIFICATE: Final = "PEER_DID_NOT_RETURN_A_CERTIFICATE"
 _TOO_OPEN: Final = stat.S_IWGRP | stat.S_IRWXO
 """A key file may be readable by its group (how systemd and Kubernetes hand credentials over), never by everybody."""
 
@@ -46,17 +48,46 @@ def role_uri(role: Role, name: str) -> str:
 
 def client_context(identity: Identity) -> ssl.SSLContext:
     """The device's context for dialling; IdentityError when a file cannot serve."""
-    return _context(ssl.PROTOCOL_TLS_CLIENT, identity)
+    return _prepare(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), identity)
 
 
 def server_context(identity: Identity) -> ssl.SSLContext:
     """The companion's context for listening; IdentityError when a file cannot serve."""
-    return _context(ssl.PROTOCOL_TLS_SERVER, identity)
+    return _prepare(_ServerContext(ssl.PROTOCOL_TLS_SERVER), identity)
 
 
-def _context(protocol: int, identity: Identity) -> ssl.SSLContext:
+refusals: Final[ContextVar[list[ssl.SSLError]]] = ContextVar("refusals")
+"""Where a listener wants to read why it refused a certificate, when the connection ends in another error."""
+
+
+class _TellingObject(ssl.SSLObject):
+    """Lets the alert out that tells a device what is wrong with its certificate.
+
+    asyncio closes the socket on a handshake error with the alert still unsent. The error is held back once, as if more
+    bytes were needed: asyncio then writes what is pending; the peer's next bytes, its end or the timeout bring the end.
+    """
+
+    _refusal: ssl.SSLError | None = None
+
+    def do_handshake(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+        try:
+            super().do_handshake()
+        except ssl.SSLError as error:
+            if not isinstance(error, ssl.SSLCertVerificationError) and error.reason != _NO_CERTIFICATE:
+                raise
+            self._refusal = error
+            refusals.get([]).append(error)
+            raise ssl.SSLWantReadError from error
+
+
+class _ServerContext(ssl.SSLContext):
+    sslobject_class = _TellingObject
+
+
+def _prepare(context: ssl.SSLContext, identity: Identity) -> ssl.SSLContext:
     _require_files(identity)
-    context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # the role URI is checked instead, see above
     context.verify_mode = ssl.CERT_REQUIRED
@@ -127,7 +158,7 @@ _ALERTS: Final = {
     "CERTIFICATE_EXPIRED": ("has expired or is not valid yet", "issue a new one, or set the clocks"),
     "UNSUPPORTED_CERTIFICATE": ("is for another role", "a device needs a device's certificate"),
     "CERTIFICATE_REQUIRED": ("is missing", "set `identity` in the config"),
-    "BAD_CERTIFICATE": ("is broken", "issue a new one"),
+    "BAD_CERTIFICATE": ("is broken or not valid yet", "issue a new one, or set the clocks"),
     "CERTIFICATE_REVOKED": ("was revoked", "issue a new one"),
     "CERTIFICATE_UNKNOWN": ("is not acceptable", "issue a new one"),
     "DECRYPT_ERROR": ("does not fit its signature", "issue a new one"),
@@ -142,11 +173,11 @@ def explain(error: ssl.SSLError, peer: str) -> IdentityError | None:
             error.verify_code, (f"was refused ({error.verify_message})", "issue a new one by the authority of both")
         )
         return IdentityError(f"the certificate of {peer} {wrong}: {mend}")
-    reason = error.reason or ""
+    reason = getattr(error, "reason", None) or ""  # errors raised in Python have none
     for alert, (wrong, mend) in _ALERTS.items():
-        if reason.endswith(f"ALERT_{alert}") or reason == f"TLSV13_ALERT_{alert}":
+        if reason.endswith(f"ALERT_{alert}"):
             return IdentityError(f"{peer} refused our certificate, which {wrong}: {mend}")
-    if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+    if reason == _NO_CERTIFICATE:
         return IdentityError(f"{peer} shows no certificate: set `identity` there")
     return None
 

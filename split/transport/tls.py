@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from split.errors import ChannelError, ConnectionLost, IdentityError, IsthmusError
-from split.identity.contexts import Identity, Role, client_context, explain, peer_of, server_context
+from split.identity.contexts import Identity, Role, client_context, explain, peer_of, refusals, server_context
 from split.transport.channel import Channel, PeerIdentity
 from split.transport.endpoint import Endpoint
 from split.wire.connection import WireConnection
@@ -167,7 +167,10 @@ class TlsChannel(Endpoint, asyncio.BufferedProtocol):
     def _over(self, reason: str, cause: Exception | None = None) -> None:
         self._lost(reason, cause)
         if not self._opened.done():
-            failure = cause if isinstance(cause, IsthmusError) else ConnectionLost(f"{self._where}: {reason}")
+            if isinstance(cause, IsthmusError):
+                failure = cause
+            else:
+                failure = ConnectionLost(f"{self._where}: {reason} before its Hello; the log over there may say why")
             self._opened.set_exception(failure)
             self._opened.exception()  # seen: where nobody waits for the opening any more, nobody is to be told
 
@@ -242,6 +245,8 @@ class Listener:
     async def _serve(self, sock: socket.socket, where: str) -> None:
         """One accepted socket: handshake, Hello, then the handler for as long as it likes."""
         channel = TlsChannel(self._make_hello(), "device", where, self._limits)
+        why: list[ssl.SSLError] = []
+        refusals.set(why)
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 await asyncio.get_running_loop().connect_accepted_socket(
@@ -252,11 +257,8 @@ class Listener:
                     ssl_shutdown_timeout=CLOSE_FLUSH_S,
                 )
                 await channel.opened()
-        except TimeoutError:
-            self._refuse(f"{where} did not finish its handshake and Hello within {HELLO_TIMEOUT_S:g} s")
-            return
-        except (OSError, IsthmusError) as error:
-            self._refuse(str(_translate(error, where)))
+        except (OSError, IsthmusError) as error:  # TimeoutError is an OSError
+            self._refuse(str(_translate(why[0] if why else error, where)))
             return
         try:
             await self._on_channel(channel)
@@ -359,7 +361,9 @@ def _translate(error: Exception, where: str) -> IsthmusError:
         known = explain(error, where)
         if known is not None:
             return known
-        return ConnectionLost(f"{where} does not speak TLS 1.3 as Isthmus does ({error.reason or error})")
+        return ConnectionLost(f"{where} does not speak TLS 1.3 as Isthmus does ({error.args[-1]})")
+    if isinstance(error, TimeoutError):
+        return ConnectionLost(f"{where} did not finish its handshake and Hello in time, or fell silent")
     if isinstance(error, ConnectionRefusedError):
         return ConnectionLost(f"{where} refused the connection: nothing listens there")
     if isinstance(error, socket.gaierror):
