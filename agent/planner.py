@@ -65,7 +65,8 @@ class _Model:
     cloud_image_ms: float = 0.0
     forbidden: str = ""
     encoded_why_not: str = ""
-    incumbent: int | None = None
+    incumbent: int = LOCAL_ROW
+    """Before the first choice, remote plans must beat local as if it had been chosen."""
 
 
 class Planner:

@@ -54,7 +54,7 @@ def decide(table: PlanTable, observation: Observation, facts: RequestFacts) -> D
             suffix = f"; {_not_now(table, observation, _possible(table, facts, wish)[0])}"
     # Row numbers, least predicted first, what may not run at the end.
     order = np.where(mask, prediction.mean_ms, np.inf).argsort().tolist()[: int(np.count_nonzero(mask))]
-    row, why = _best(table, prediction, order, facts.budget_ms, None if forced else observation.incumbent or LOCAL_ROW)
+    row, why = _best(table, prediction, order, facts.budget_ms, None if forced else observation.incumbent)
     if not forced:
         suffix = _bound(table, observation, facts, prediction, row, mask)
     return Decision(

@@ -15,9 +15,9 @@ class ChangeDetector:
     """CUSUM over normalised innovations (Page 1954), each clipped so that one alone can never alarm.
 
     Three sums: up, down, and of either sign (a link that got slower to answer and faster to carry surprises both
-    ways in turn). With slack 0.5 and threshold 5 a shift of one standard deviation is found after about ten observations, of
-    three or more after two; on pure noise it alarms about once in 465 (Montgomery, Statistical Quality Control,
-    table 9.3), and a false alarm only costs a few observations of wider uncertainty.
+    ways in turn). With slack 0.5 and threshold 5 a shift of one standard deviation is found after about ten
+    observations, of three or more after two; on pure noise it alarms about once in 465 (Montgomery, Statistical Quality
+    Control, table 9.3), and a false alarm only costs a few observations of wider uncertainty.
     """
 
     CLIP: Final = 3.0

@@ -137,8 +137,8 @@ class Link:
         """After a change: as uncertain as the surprise is large.
 
         Slower than expected on a large transfer is mostly put down to the rate (rtt gets half the surprise as sigma,
-        the rate all of it), on a ping to the rtt. Faster than expected: neither can have fallen by more than itself. The
-        next ping or transfer of another size sets the rest right.
+        the rate all of it), on a ping to the rtt. Faster than expected: neither can have fallen by more than itself.
+        The next ping or transfer of another size sets the rest right.
         """
         rr, _, _, uu, _, dd = covariance
         surprise = abs(innovation)

@@ -87,7 +87,7 @@ class Observation:
     remote_why_not: str = ""
     """Why `remote` is None, as a sentence; empty when it is not."""
     incumbent: int | None = None
-    """Row of the plan that was chosen last for this model; None before the first."""
+    """Row of the plan that a challenger must beat (the one chosen last); None compares without stickiness."""
 
     def __post_init__(self) -> None:
         assert (self.remote is None) == bool(self.remote_why_not), self.remote_why_not

@@ -253,6 +253,9 @@ def _down_bytes(card: ModelCard, profile: ModelProfile, cut: CutCard) -> int:
 
 
 def _scaling_bytes(card: ModelCard, profile: ModelProfile) -> int:
-    if all(isinstance(dim, int) and dim >= 0 for spec in card.inputs for dim in spec.shape):
+    dims = {dim for spec in card.inputs for dim in spec.shape}
+    if all(isinstance(dim, int) and dim >= 0 for dim in dims):
         return 0
+    if -1 in dims:  # a dim without a name has no size in the profile; its payload has
+        return next((codec.bytes for codec in profile.input_codecs if codec.codec == "raw"), 0)
     return sum(spec.nbytes(profile.dims) for spec in card.inputs)

@@ -1,0 +1,267 @@
+"""`isthmus plan MODEL`: what would be chosen on a given link, stage by stage, and why not the others.
+
+Uses what was measured of the model on this machine (measures it when nothing was); the companion is assumed to be a
+machine like this one, times `--cloud-speedup`. Nothing is sent and no daemon is asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agent.commands.model_argument import (
+    CHILD_TIMEOUT_S,
+    add_inputs_argument,
+    add_model_argument,
+    model_path,
+    show_progress,
+)
+from agent.repository import find_card
+from split.errors import InvalidModel, InvalidRequest, UnsupportedRequest
+from split.graph.card import ModelCard
+from split.plan.decide import decide, estimate_all
+from split.plan.observation import LinkEstimate, Observation, RemoteView
+from split.plan.plan import Decision, Placement, PlanEstimate, RequestFacts
+from split.plan.table import Column, PlanTable
+from split.profiles.contract import CONTRACT_FILE, Contract, check_contract, default_contract, load_contract
+from split.profiles.device import load_device
+from split.profiles.measured import ModelProfile, read_profile
+from split.tensor import bind_dims
+from split.workbench.child import run_child_sync
+from split.workbench.inputs import read_inputs
+
+RTT_MS = 20.0
+RATE_MBIT_S = 50.0
+"""A companion in the same country over a good home link: the middle of the range where the choice is contested."""
+SHOWN_IN_PLOT = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_argument(parser)
+    add_inputs_argument(parser)
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="where measurements are kept (default: the user's)")
+    parser.add_argument("--rtt-ms", type=_positive, default=RTT_MS, help=f"round trip (default {RTT_MS:g})")
+    parser.add_argument(
+        "--rate-mbit", type=_positive, default=RATE_MBIT_S, help=f"rate both ways, Mbit/s (default {RATE_MBIT_S:g})"
+    )
+    speed = parser.add_mutually_exclusive_group()
+    speed.add_argument("--device", metavar="NAME", help="another device, by its data sheet (profiles/devices)")
+    speed.add_argument("--slowdown", type=_positive, default=1.0, help="the device computes so many times slower")
+    parser.add_argument("--cloud-speedup", type=_positive, default=1.0, help="companion / this machine (default 1)")
+    parser.add_argument(
+        "--encoded-bytes",
+        type=int,
+        metavar="N",
+        help="the picture comes encoded in N bytes; 0: it comes as a tensor (default: as is typical for the contract)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the stages of the best plans")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    path = model_path(arguments)
+    card, profile, contract = _measured(path, arguments)
+    facts = _facts(card, profile, contract, arguments)
+    table = PlanTable.build(card, profile, contract)
+    table = table.with_compute(tail_ms=table.costs[Column.TAIL] / arguments.cloud_speedup)
+    observation = _observation(table, profile, arguments)
+    decision = decide(table, observation, facts)
+    plans = sorted(estimate_all(table, observation, facts), key=lambda plan: (not plan.allowed, plan.predicted_ms))
+    reason = decision.reason + _why_not_split(card, decision, plans)
+    others = [plan for plan in plans if plan.plan != decision.chosen.plan]
+    if arguments.plot is not None:
+        _plot([decision.chosen, *others], str(path), arguments.plot)
+    if arguments.json:
+        shown = {"chosen": _shown(decision.chosen), "runners_up": [_shown(plan) for plan in others], "reason": reason}
+        print(json.dumps(shown, indent=1))
+    else:
+        print(_text(decision.chosen, others, reason, arguments))
+    return 0
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0.0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text}")
+    return value
+
+
+# -- what is known --------------------------------------------------------------------------------------------------
+
+
+def _measured(path: Path, arguments: argparse.Namespace) -> tuple[ModelCard, ModelProfile, Contract]:
+    """Card, profile and contract; the workbench makes what the cache does not hold."""
+    cache = _cache(arguments)
+    inputs = [] if arguments.inputs is None else ["--inputs", str(arguments.inputs)]
+    found = find_card(cache, path)
+    if found is None:
+        run_child_sync(
+            ["prepare", str(path), "--cache", str(cache), *inputs], timeout_s=CHILD_TIMEOUT_S, on_progress=show_progress
+        )
+        found = find_card(cache, path)
+    if found is None:
+        raise InvalidModel(f"{path} changed while it was being prepared; try again")
+    folder, card = found
+    beside = path.absolute().parent.parent / CONTRACT_FILE
+    contract = load_contract(beside) if beside.is_file() else default_contract(card)
+    check_contract(contract, card, path=beside)
+    profile = read_profile(folder)
+    if profile is None or profile.digest != card.digest:
+        run_child_sync(
+            ["profile", str(path), "--folder", str(folder), *inputs],
+            timeout_s=CHILD_TIMEOUT_S,
+            on_progress=show_progress,
+        )
+        profile = read_profile(folder)
+    if profile is None:
+        raise InvalidModel(f"the profile of {path} could not be read back from {folder}")
+    return card, profile, contract
+
+
+def _cache(arguments: argparse.Namespace) -> Path:
+    if arguments.cache is not None:
+        return Path(arguments.cache)
+    config = arguments.config or os.environ.get("ISTHMUS_CONFIG")
+    if config:
+        from agent.config import load_config
+
+        return load_config(Path(config), os.environ).cache_dir
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "isthmus"
+
+
+def _facts(card: ModelCard, profile: ModelProfile, contract: Contract, arguments: argparse.Namespace) -> RequestFacts:
+    encoded = arguments.encoded_bytes
+    if encoded is None:
+        encoded = profile.encoded_bytes if contract.encoded() and arguments.inputs is None else 0
+    if encoded < 0:
+        raise InvalidRequest(f"--encoded-bytes must be 0 or more, got {encoded}")
+    if encoded and not contract.encoded():
+        raise InvalidRequest("--encoded-bytes: the model's contract has no input that may come encoded")
+    input_bytes = 0
+    if not encoded:
+        tensors = read_inputs(arguments.inputs)
+        dims = profile.dims if tensors is None else bind_dims(card.inputs, tensors)
+        input_bytes = sum(spec.nbytes(dims) for spec in card.inputs)
+    return RequestFacts(
+        budget_ms=contract.behaviour.latency_p99_ms or math.inf, encoded_bytes=encoded, input_bytes=input_bytes
+    )
+
+
+def _observation(table: PlanTable, profile: ModelProfile, arguments: argparse.Namespace) -> Observation:
+    """Everything as told and certain; nothing waits."""
+    per_byte = 0.008 / arguments.rate_mbit
+    link = LinkEstimate(
+        rtt_ms=arguments.rtt_ms,
+        up_ms_per_byte=per_byte,
+        down_ms_per_byte=per_byte,
+        covariance=(0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
+        age_s=0.0,
+    )
+    return Observation(
+        edge_queue_ms=0.0,
+        slowdown=arguments.slowdown if arguments.device is None else _slowdown_of(arguments.device),
+        alpha=1.0,
+        alpha_sigma=0.0,
+        image_ms=profile.image_ms,
+        image_ratio=1.0,
+        codec_ratio=1.0,
+        remote=RemoteView(
+            link=link,
+            beta=1.0,
+            beta_sigma=0.0,
+            speed_ratio=1.0 / arguments.cloud_speedup,
+            image_ms=profile.image_ms / arguments.cloud_speedup,
+            queue_ms=0.0,
+            queue_sigma_ms=0.0,
+            opened=np.ones(len(table), dtype=np.bool_),
+        ),
+    )
+
+
+def _slowdown_of(name: str) -> float:
+    """This machine's measured matrix rate over the named device's peak: what is compared is an upper bound there."""
+    device = load_device(name)
+    from agent.fingerprint import take_fingerprint
+
+    peak_gflops = sum(0.001 * group.count * group.clock_mhz * group.flops_per_cycle for group in device.cores[:1])
+    return take_fingerprint().gemm_gflops / peak_gflops
+
+
+# -- what is shown --------------------------------------------------------------------------------------------------
+
+
+def _why_not_split(card: ModelCard, decision: Decision, plans: list[PlanEstimate]) -> str:
+    """Where something else is chosen: what the best split would take and where; "" otherwise."""
+    if decision.chosen.plan.placement is Placement.SPLIT:
+        return ""
+    splits = [plan for plan in plans if plan.plan.placement is Placement.SPLIT]
+    if not splits:
+        return f"; there is no split: {card.no_cuts_reason or 'no cut could be measured'}"
+    best = splits[0]
+    if not best.allowed:
+        return f"; no split is allowed: {best.why_not}"
+    worst = max(best.stages_ms, key=best.stages_ms.__getitem__)
+    return f"; the best {best.plan} would take {best.predicted_ms:.1f} ms, {best.stages_ms[worst]:.1f} ms of it {worst}"
+
+
+def _shown(plan: PlanEstimate) -> dict[str, Any]:
+    """PLAN as DESIGN §7 has it."""
+    return {
+        "placement": str(plan.plan.placement),
+        "cut": plan.plan.cut,
+        "codec": plan.plan.codec,
+        "predicted_ms": plan.predicted_ms,
+        "stages_ms": dict(plan.stages_ms),
+        "bytes": plan.bytes,
+        "fidelity": plan.fidelity,
+        "allowed": plan.allowed,
+        "why_not": plan.why_not,
+    }
+
+
+def _text(chosen: PlanEstimate, others: list[PlanEstimate], reason: str, arguments: argparse.Namespace) -> str:
+    device = f"device {arguments.device}" if arguments.device else f"device {arguments.slowdown:g}× slower"
+    lines = [
+        f"RTT {arguments.rtt_ms:g} ms, {arguments.rate_mbit:g} Mbit/s, {device}, companion "
+        f"{arguments.cloud_speedup:g}× as fast as this machine",
+        "",
+        f"  {'placement':9}  {'cut':12}  {'codec':7}  {'ms':>9}  {'bytes':>9}  {'fidelity':>8}",
+    ]
+    for mark, plan in [("*", chosen), *((" ", other) for other in others)]:
+        fidelity = "–" if plan.fidelity is None else f"{plan.fidelity:.4f}"
+        why = f"  {plan.why_not}" if plan.why_not else ""
+        lines.append(
+            f"{mark} {plan.plan.placement!s:9}  {plan.plan.cut or '–':12}  {plan.plan.codec or '–':7}  "
+            f"{plan.predicted_ms:>9.2f}  {plan.bytes:>9}  {fidelity:>8}{why}"
+        )
+    stages = "  ".join(f"{stage} {ms:.2f}" for stage, ms in chosen.stages_ms.items() if ms > 0.0)
+    return "\n".join([*lines, "", f"stages of the chosen plan, ms: {stages}", f"why: {reason}"])
+
+
+def _plot(plans: list[PlanEstimate], title: str, path: Path) -> None:
+    """One bar a plan, its stages stacked; the chosen one on top, forbidden ones pale."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UnsupportedRequest("--plot needs matplotlib; install it with: pip install matplotlib") from None
+    shown = plans[:SHOWN_IN_PLOT][::-1]
+    figure = Figure(figsize=(10, 1 + 0.35 * len(shown)), layout="constrained")
+    axes = figure.subplots()
+    names = [str(plan.plan) for plan in shown]
+    left = np.zeros(len(shown))
+    for stage in plans[0].stages_ms:
+        width = np.array([plan.stages_ms[stage] for plan in shown])
+        if width.any():
+            bars = axes.barh(names, width, left=left, label=stage)
+            for bar, plan in zip(bars, shown, strict=True):
+                bar.set_alpha(1.0 if plan.allowed else 0.3)
+        left += width
+    axes.set(xlabel="predicted ms", title=title)
+    axes.legend()
+    figure.savefig(path)
