@@ -28,15 +28,22 @@ def make_identity(config: CompanionConfig, name: str) -> list[tuple[str, Path]]:
         if path.exists():
             raise IdentityError(f"{path} exists already and is not overwritten: this companion has an identity")
     authority = make_authority(folder)
-    with tempfile.TemporaryDirectory(prefix=".issuing-", dir=folder) as fresh:
-        issued = issue(folder, name, "companion", Path(fresh) / "companion")
-        for source, target, mode in (
-            (issued.cert, paths.cert, 0o644),
-            (issued.key, paths.key, 0o600),
-            (issued.ca, paths.ca, 0o644),
-        ):
-            if target != authority.cert:
-                _place(source, target, mode)
+    made = [authority.cert, authority.key]
+    try:
+        with tempfile.TemporaryDirectory(prefix=".issuing-", dir=folder) as fresh:
+            issued = issue(folder, name, "companion", Path(fresh) / "companion")
+            for source, target, mode in (
+                (issued.cert, paths.cert, 0o644),
+                (issued.key, paths.key, 0o600),
+                (issued.ca, paths.ca, 0o644),
+            ):
+                if target.resolve() != authority.cert.resolve():
+                    _place(source, target, mode)
+                    made.append(target)
+    except IdentityError:
+        for path in made:  # half an identity would only stand in the way of the next try
+            path.unlink(missing_ok=True)
+        raise
     return [
         ("authority", authority.cert),
         ("authority's key (keep it secret)", authority.key),

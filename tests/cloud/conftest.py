@@ -29,6 +29,7 @@ from split.runtime.store import SegmentStore
 from split.tensor import Tensors
 from split.transport.channel import Buffer, PeerIdentity
 from split.transport.memory import MemoryChannel, memory_pair
+from split.wire.limits import DEFAULT_LIMITS, Limits
 from split.wire.messages import (
     Hello,
     Infer,
@@ -56,10 +57,8 @@ chain (float[N, 4] x, float[4] bias) => (float[N, 4] y, float[N, 4] early)
 """Two inputs (the second needed late), an output made early, a value used twice: every way a tensor can travel."""
 
 
-def hello(*, queue_bytes: int = 1 << 26) -> Hello:
-    return Hello(
-        major=1, minor=0, agent="test", runtime="test", max_message_bytes=queue_bytes, codecs=("raw",), image="sha256:0"
-    )
+def hello() -> Hello:
+    return Hello(major=1, minor=0, agent="test", runtime="test", max_message_bytes=1 << 26, codecs=("raw",))
 
 
 @dataclass
@@ -200,10 +199,8 @@ class House:
     workbench: InProcessWorkbench
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
-    def connect(self, name: str = "camera-1", companion_hello: Hello | None = None) -> Device:
-        device, companion = memory_pair(
-            hello(), companion_hello or hello(), device=PeerIdentity(name=name, role="device")
-        )
+    def connect(self, name: str = "camera-1", limits: Limits = DEFAULT_LIMITS) -> Device:
+        device, companion = memory_pair(hello(), hello(), device=PeerIdentity(name=name, role="device"), limits=limits)
         session = Session(companion, self.companion)
         task = asyncio.create_task(session.run())
         self.tasks.append(task)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import hashlib
 import itertools
@@ -17,7 +18,9 @@ import pytest
 from split.codec.golden import golden_inputs, sample
 from split.codec.image import ImageSpec, prepare_image
 from split.codec.payload import decode
+from split.errors import ConnectionLost
 from split.tensor import relative_difference
+from split.wire.limits import Limits
 from split.wire.messages import (
     Cancel,
     Goodbye,
@@ -531,3 +534,20 @@ async def test_after_its_goodbye_a_companion_answers_what_it_took_and_takes_noth
     release.set()
     assert (await device.next()).request_id == "taken"
     await device.session.drained()
+
+
+async def test_a_device_that_does_not_read_its_replies_is_cut_off_and_the_others_are_served(house, chain, feeds):
+    deaf = house.connect("camera-1", Limits(unread_bytes=1000, queue_bytes=5000))
+    good = house.connect("camera-2")
+    await deaf.bring(chain)
+    with contextlib.suppress(ConnectionLost):
+        for number in range(1000):
+            deaf.channel.send(*chain.infer(feeds, request_id=f"{number}"))
+            await deaf.channel.drain(1)
+    async with asyncio.timeout(30):
+        await deaf.task
+    assert "does not read" in deaf.session._channel.closed_because
+    assert house.companion.admission.inflight_requests == 0
+    await good.bring(chain)
+    good.channel.send(*chain.infer(feeds))
+    assert isinstance(await good.next(), Reply)
