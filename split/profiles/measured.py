@@ -36,9 +36,9 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
     version: int = PROFILE_VERSION
     digest: ModelDigest
     runtime: str
-    """`onnxruntime 1.32.0`; a profile of another runtime is measured again."""
+    """The engine's name (`onnxruntime 1.32.0 x86_64`); a profile of another runtime is measured again."""
     fingerprint: str
-    """Digest of the device's fingerprint (cores, features, frequency policy)."""
+    """`split.runtime.machine.Machine.digest` of the device (cores, features, quota, frequency policy)."""
     dims: dict[str, int]
     """Symbolic dims the numbers hold for."""
     threads: int
@@ -51,6 +51,10 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
     """Typical size of an encoded input (a JPEG as received); 0 where the model takes none."""
     output_bytes: int
     cuts: tuple[CutCosts, ...]
+
+    def holds_for(self, *, digest: ModelDigest, runtime: str, fingerprint: str) -> bool:
+        """Whether these numbers are of this model, runtime and device; otherwise they are to be measured again."""
+        return (self.digest, self.runtime, self.fingerprint) == (digest, runtime, fingerprint)
 
 
 def write_profile(profile: ModelProfile, folder: Path) -> None:
