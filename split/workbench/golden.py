@@ -85,7 +85,7 @@ def _beside(card: ModelCard, whole: Segment, contract: Contract | None) -> Itera
         return
     files = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in (".npz", *_PICTURES)]
     for path in files[:REQUESTS_MAX]:
-        picture = b"" if path.suffix == ".npz" else path.read_bytes()
+        picture = b"" if path.suffix.lower() == ".npz" else path.read_bytes()
         inputs = _with_picture(card, contract, picture) if picture else read_inputs(path)
         if inputs is None:
             raise InvalidRequest(

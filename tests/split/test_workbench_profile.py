@@ -1,0 +1,242 @@
+"""Profiles of models written out as text, halves cut by hand; expected fidelity comes from numpy's own rounding."""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from PIL import Image
+
+from agent.commands import profile as command
+from split.errors import InvalidModel, InvalidRequest
+from split.graph.card import CutCard, ModelCard
+from split.ids import CutId, ModelDigest
+from split.profiles.contract import Contract, Data, InputContract
+from split.profiles.image_spec import ImageSpec
+from split.profiles.measured import ModelProfile, read_profile
+from split.runtime.segment import OrtEngine
+from split.tensor import Tensors, TensorSpec
+from split.workbench.golden import typical_jpeg
+from split.workbench.profile import profile_model
+
+HEADER = '<ir_version: 8, opset_import: ["" : 17]>'
+WHOLE = f"{HEADER} g (float[N, 1024] x) => (float[N, 1024] y) {{ a = Neg(x) y = Neg(a) }}"
+HEAD = f"{HEADER} h (float[N, 1024] x) => (float[N, 1024] a) {{ a = Neg(x) }}"
+TAIL = f"{HEADER} t (float[N, 1024] a) => (float[N, 1024] y) {{ y = Neg(a) }}"
+X = TensorSpec(name="x", dtype="FP32", shape=("N", 1024))
+Y = TensorSpec(name="y", dtype="FP32", shape=("N", 1024))
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(onnx.parser.parse_model(text), path)
+
+
+def cut_at(name: str, spec: TensorSpec) -> CutCard:
+    return CutCard(
+        id=CutId(name),
+        boundary=(spec,),
+        head_inputs=("x",),
+        head_outputs=(),
+        tail_inputs=(),
+        tail_outputs=("y",),
+        nodes=1,
+        compute_share=0.5,
+        node_bitmap="01",
+    )
+
+
+def card_of(path: Path, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], *cuts: CutCard) -> ModelCard:
+    return ModelCard(
+        digest=ModelDigest("sha256:" + "0" * 64),
+        path=str(path),
+        files=((path.name, path.stat().st_size, "0" * 64),),
+        inputs=inputs,
+        outputs=outputs,
+        nodes=2,
+        opset=17,
+        cuts=cuts,
+    )
+
+
+def lay_out(folder: Path, *, tail: str = TAIL) -> ModelCard:
+    """The double negation in a repository, cut in the middle."""
+    path = folder / "models/m/1/model.onnx"
+    write(path, WHOLE)
+    write(folder / "parts/c.head.onnx", HEAD)
+    write(folder / "parts/c.tail.onnx", tail)
+    return card_of(path, (X,), (Y,), cut_at("c", TensorSpec(name="a", dtype="FP32", shape=("N", 1024))))
+
+
+def measured(
+    card: ModelCard, folder: Path, *, inputs: list[Tensors] | None = None, contract: Contract | None = None
+) -> ModelProfile:
+    (folder / "parts").mkdir(exist_ok=True)
+    return profile_model(card, folder / "parts", inputs=inputs, contract=contract, engine=OrtEngine(), threads=1)
+
+
+def requests(count: int, batch: int = 2) -> list[Tensors]:
+    random = np.random.default_rng(1)
+    return [{"x": random.normal(size=(batch, 1024)).astype("f4")} for _ in range(count)]
+
+
+def test_each_part_and_codec_has_its_cost_and_the_file_holds_what_was_returned(tmp_path: Path) -> None:
+    profile = measured(lay_out(tmp_path), tmp_path, inputs=requests(1))
+    assert profile.dims == {"N": 2}
+    assert profile.whole_ms > 0
+    assert profile.output_bytes >= 2 * 1024 * 4
+    [cut] = profile.cuts
+    assert (cut.cut, cut.head_ms > 0, cut.tail_ms > 0) == ("c", True, True)
+    raw, half, eighth = cut.codecs
+    assert (raw.codec, half.codec, eighth.codec) == ("raw", "fp16", "int8")
+    assert 8192 <= raw.bytes <= 8192 + 512
+    assert eighth.bytes < half.bytes < raw.bytes
+    assert [codec.codec for codec in profile.input_codecs] == ["raw", "fp16", "int8"]
+    assert read_profile(tmp_path / "parts") == profile
+    assert profile.holds_for(digest=profile.digest, runtime=OrtEngine().name, fingerprint=profile.fingerprint)
+    assert not profile.holds_for(digest=profile.digest, runtime=OrtEngine().name, fingerprint="another device")
+
+
+def test_the_fidelity_of_fp16_is_the_worst_over_all_requests(tmp_path: Path) -> None:
+    given = requests(3)
+    profile = measured(lay_out(tmp_path), tmp_path, inputs=given)
+    rounding = [
+        np.abs(x.astype("f2").astype("f8") - x.astype("f8")).max() / np.abs(x.astype("f8")).max()
+        for x in (request["x"] for request in given)
+    ]
+    assert max(rounding) > min(rounding)
+    for codecs in (profile.cuts[0].codecs, profile.input_codecs):
+        raw, half, _ = codecs
+        assert raw.fidelity == {}
+        assert half.fidelity["relative"] == pytest.approx(max(rounding), rel=1e-6)
+        assert half.fidelity["top1"] == 0.0
+
+
+def test_the_golden_file_holds_requests_and_the_answers_of_the_whole(tmp_path: Path) -> None:
+    given = requests(2)
+    measured(lay_out(tmp_path), tmp_path, inputs=given)
+    with np.load(tmp_path / "parts/golden.npz") as golden:
+        assert sorted(golden.files) == ["0/input/x", "0/output/y", "1/input/x", "1/output/y"]
+        np.testing.assert_array_equal(golden["1/input/x"], given[1]["x"])
+        np.testing.assert_array_equal(golden["1/output/y"], given[1]["x"])  # −(−x)
+
+
+def test_a_cut_whose_halves_give_something_else_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    card = lay_out(tmp_path, tail=TAIL.replace("Neg", "Identity"))
+    assert measured(card, tmp_path, inputs=requests(1)).cuts == ()
+    assert "cut=c is left out: head and tail differ from the whole by 2" in caplog.text
+
+
+def test_a_cut_whose_half_does_not_open_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    card = lay_out(tmp_path)
+    (tmp_path / "parts/c.tail.onnx").write_bytes(b"damaged" * 20)
+    assert measured(card, tmp_path, inputs=requests(1)).cuts == ()
+    assert "cut=c is left out" in caplog.text
+
+
+def test_a_lossy_codec_that_saves_nothing_is_no_choice(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    write(path, f"{HEADER} g (int64[1] x) => (int64[1] y) {{ y = Neg(x) }}")
+    spec = TensorSpec(name="x", dtype="INT64", shape=(1,))
+    card = card_of(path, (spec,), (TensorSpec(name="y", dtype="INT64", shape=(1,)),))
+    assert [codec.codec for codec in measured(card, tmp_path).input_codecs] == ["raw"]
+
+
+def test_built_in_inputs_that_a_model_refuses_give_way_to_zeros(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    write(path, f"{HEADER} g (float[1] x, int64[64] i) => (float[64] y) {{ y = Gather(x, i) }}")  # 1 is out of range
+    inputs = (TensorSpec(name="x", dtype="FP32", shape=(1,)), TensorSpec(name="i", dtype="INT64", shape=(64,)))
+    measured(card_of(path, inputs, (TensorSpec(name="y", dtype="FP32", shape=(64,)),)), tmp_path)
+    with np.load(tmp_path / "parts/golden.npz") as golden:
+        assert not golden["0/input/i"].any()
+
+
+def test_a_model_that_takes_no_built_in_input_asks_for_a_real_one(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    write(path, f"{HEADER} g (float[6] x, int64[2] s) => (float[A, B] y) {{ y = Reshape(x, s) }}")
+    inputs = (TensorSpec(name="x", dtype="FP32", shape=(6,)), TensorSpec(name="s", dtype="INT64", shape=(2,)))
+    card = card_of(path, inputs, (TensorSpec(name="y", dtype="FP32", shape=("A", "B")),))
+    with pytest.raises(InvalidModel, match=r"--inputs FILE\.npz"):
+        measured(card, tmp_path)
+    given: Tensors = {"x": np.arange(6, dtype="f4"), "s": np.array([2, 3])}
+    assert measured(card, tmp_path, inputs=[given]).whole_ms > 0
+
+
+def test_requests_beside_the_model_are_used_and_a_wrong_one_is_named(tmp_path: Path) -> None:
+    card = lay_out(tmp_path)
+    golden = tmp_path / "models/m/golden"
+    golden.mkdir()
+    np.savez(golden / "b.npz", x=np.ones((3, 1024), "f4"))
+    assert measured(card, tmp_path).dims == {"N": 3}
+    np.savez(golden / "a.npz", x=np.ones((3, 7), "f4"))
+    with pytest.raises(InvalidRequest, match=r"a\.npz does not fit the model: tensor 'x' must have shape"):
+        measured(card, tmp_path)
+
+
+IMAGE = f"{HEADER} g (float[N, 3, 8, 8] x) => (float[N, 3, 8, 8] y) {{ y = Neg(x) }}"
+
+
+def image_model(folder: Path) -> tuple[ModelCard, Contract]:
+    path = folder / "models/m/1/model.onnx"
+    write(path, IMAGE)
+    spec = TensorSpec(name="x", dtype="FP32", shape=("N", 3, 8, 8))
+    contract = Contract(data=Data(inputs=(InputContract(name="x", encoded=ImageSpec(resize=8, crop=8)),)))
+    return card_of(path, (spec,), (TensorSpec(name="y", dtype="FP32", shape=("N", 3, 8, 8)),)), contract
+
+
+def test_a_picture_beside_the_model_becomes_the_input_the_contract_describes(tmp_path: Path) -> None:
+    card, contract = image_model(tmp_path)
+    picture = tmp_path / "models/m/golden/red.PNG"
+    picture.parent.mkdir()
+    Image.new("RGB", (16, 16), (255, 0, 0)).save(picture)
+    profile = measured(card, tmp_path, contract=contract)
+    assert profile.encoded_bytes == picture.stat().st_size
+    assert profile.image_ms > 0
+    with np.load(tmp_path / "parts/golden.npz") as golden:
+        assert golden["0/output/y"][0, :, 3, 3].tolist() == [-1.0, 0.0, 0.0]
+    with pytest.raises(InvalidRequest, match=r"red\.PNG is a picture"):
+        measured(card, tmp_path)
+
+
+def test_without_a_picture_at_hand_a_typical_one_is_decoded(tmp_path: Path) -> None:
+    card, contract = image_model(tmp_path)
+    profile = measured(card, tmp_path, contract=contract)
+    assert profile.encoded_bytes == len(typical_jpeg())
+    assert 20_000 < profile.encoded_bytes < 200_000
+    assert profile.image_ms > 0
+
+
+def test_the_command_prepares_measures_and_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "m.onnx"
+    write(path, WHOLE)
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    assert command.run(parser.parse_args([str(path), "--cache", str(tmp_path / "cache"), "--json"])) == 0
+    printed = capsys.readouterr()
+    shown = json.loads(printed.out)
+    assert shown["model"] == str(path)
+    assert shown["whole_ms"] > 0
+    assert "profile: done (100%)" in printed.err
+    [folder] = (tmp_path / "cache/models").iterdir()
+    kept = read_profile(folder)
+    assert kept is not None
+    assert kept.whole_ms == shown["whole_ms"]
+    profiled = command.profiled(
+        path, tmp_path / "cache", on_progress=lambda stage, ratio: pytest.fail("measured again")
+    )
+    assert profiled[1] == kept
+
+
+def test_the_command_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "m.onnx"
+    write(path, WHOLE)
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    assert command.run(parser.parse_args([str(path), "--cache", str(tmp_path / "cache")])) == 0
+    out = capsys.readouterr().out
+    assert "whole model" in out
+    assert "offload" in out
+    assert "int8" in out
