@@ -34,6 +34,9 @@ DRAIN_S = 5.0
 """For requests under way when the companion is told to stop: longer than any of them should take, shorter than the
 ten seconds after which container runtimes kill."""
 
+STUCK_S = 120.0
+"""One run lasting longer hangs: the slowest model needs 15 s on a slow core. Whoever watches may restart us."""
+
 
 async def serve(config: CompanionConfig, *, stop: asyncio.Event | None = None) -> None:
     """Serve until SIGTERM or SIGINT (or `stop`); requests under way are answered before it returns.
@@ -92,7 +95,9 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
         )
 
     if config.http is not None:
-        health = HealthServer(metrics=metrics, ready=lambda: not reception.leaving)
+        health = HealthServer(
+            metrics=metrics, live=lambda: executor.running_s < STUCK_S, ready=lambda: not reception.leaving
+        )
         await health.start(config.http)
         stack.push_async_callback(health.stop)
         log.info("health and metrics on %s:%d", config.http.host, health.port)

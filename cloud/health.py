@@ -15,10 +15,11 @@ from split.profiles.address import HostPort
 
 
 class HealthServer:
-    """`start` once, `stop` once; `ready` is asked at each request."""
+    """`start` once, `stop` once; `live` and `ready` are asked at each request."""
 
-    def __init__(self, *, metrics: Metrics, ready: Callable[[], bool]) -> None:
+    def __init__(self, *, metrics: Metrics, live: Callable[[], bool], ready: Callable[[], bool]) -> None:
         self._metrics = metrics
+        self._live = live
         self._ready = ready
         self._runner: web.AppRunner | None = None
         self.port = 0
@@ -47,7 +48,7 @@ class HealthServer:
             await self._runner.cleanup()
 
     async def _get_live(self, _: web.Request) -> web.Response:
-        return web.Response()
+        return web.Response(status=200 if self._live() else 503)
 
     async def _get_ready(self, _: web.Request) -> web.Response:
         return web.Response(status=200 if self._ready() else 503)

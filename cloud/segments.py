@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -98,6 +98,14 @@ class Segments:
             )
         return card
 
+    async def keep_only(self, held: Callable[[], Collection[str]]) -> None:
+        """Delete what was made of models that are not `held` any more; asked when no model is being made."""
+        async with self._turn:
+            names = {digest_hex(digest)[:16] for digest in held()}
+            gone = [folder for folder in _folders_in(self._folder) if folder.name not in names]
+            for folder in gone:
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
     def forget(self, digest: str) -> None:
         """Delete what was made of a model."""
         shutil.rmtree(self._folder / digest_hex(digest)[:16], ignore_errors=True)
@@ -116,6 +124,10 @@ class Segments:
             return await self._workbench.part(model.path, model.folder, cut, node_bitmap)
         except CutRefused as error:
             raise CompanionRefused("PLAN_MISMATCH", str(error)) from error
+
+
+def _folders_in(place: Path) -> list[Path]:
+    return [path for path in place.glob("*") if path.is_dir()]
 
 
 def _made_before(model: PreparedModel, cut: CutId) -> CutCard | None:

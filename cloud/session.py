@@ -65,6 +65,8 @@ GOLDEN_RUNS = 3
 """Timed golden runs after one that opens and warms up; the median of three shrugs off one disturbance."""
 MAX_MODELS = 256
 """Models of one session; a device with more in use at once is broken."""
+MAX_SETUPS = 64
+"""Models and cuts being opened at once for one device; it asks for them one after the other."""
 MAX_GOLDEN_BYTES = 64 << 20
 """Golden inputs as decoded: a few pictures."""
 DRIFT_SHARE = 0.2
@@ -376,6 +378,7 @@ class Session:
         try:
             if not await asyncio.to_thread(shared.store.finish, offer.digest):
                 raise InvalidRequest(f"model {offer.digest} was removed meanwhile; offer it again")
+            await shared.segments.keep_only(shared.store.held)  # older models may have made room for this one
             model = await shared.segments.prepare(offer.digest, shared.store.path(offer.digest), offer.dims)
         except CompanionRefused as error:
             if error.code == "DIGEST_MISMATCH":
@@ -426,6 +429,7 @@ class Session:
         feeds = {name: made[name] for name in boundary} | {name: golden[name] for name in card.tail_inputs}
         check_feeds(feeds, tail.feeds)
         outputs = await self._golden_run(tail, feeds)
+        self._companion.executor.forget(head.path)  # heads run on devices
         offered.opened[card.id] = tail
         log.info(
             "segment ready device=%s digest=%s cut=%s tail_ms=%.2f",
@@ -463,6 +467,8 @@ class Session:
 
         async def guarded() -> None:
             try:
+                if len(self._setups) > MAX_SETUPS:
+                    raise Overloaded(f"{MAX_SETUPS} models and cuts are being opened for this device; wait for them")
                 await work()
             except IsthmusError as error:
                 self._refuse_setup(error, digest=digest, cut=cut)
@@ -490,6 +496,8 @@ class Session:
         self._companion.metrics.refusals.labels(error.code).inc()
         if not cut:
             self._drop_offer(digest)
+            if len(self._refused) >= MAX_MODELS:
+                self._refused.clear()
             self._refused.add(digest)
         self._send(Refused(code=error.code, message=str(error), digest=digest, cut=cut))
 

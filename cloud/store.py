@@ -64,7 +64,6 @@ def check_files(digest: str, files: Files) -> None:
 @dataclass(slots=True)
 class _Upload:
     files: Files
-    verified: set[str] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -156,7 +155,10 @@ class ModelStore:
         if upload is None:
             return (base / "files").is_dir()
         with upload.lock:
-            return self._finish(base, upload)
+            try:
+                return self._finish(base, upload)
+            except FileNotFoundError:  # another session finished it, or it made room for another model
+                return (base / "files").is_dir()
 
     def remove(self, digest: str) -> None:
         """Delete a model, whole or not."""
@@ -177,24 +179,20 @@ class ModelStore:
             target = incoming / name
             if size == 0:
                 target.touch()
-            if not target.exists() or target.stat().st_size < size:
+            if _size(target) < size:
                 return False
-            if name in upload.verified:
-                continue
             with target.open("rb") as source:
                 found = hashlib.file_digest(source, "sha256").hexdigest()
             if found != sha256:
-                shutil.rmtree(base, ignore_errors=True)
-                with self._lock:
-                    self._uploads.pop(base.name, None)
+                self.remove(f"sha256:{base.name}")
                 raise CompanionRefused(
                     "DIGEST_MISMATCH",
                     f"{name!r} has SHA-256 {found}, offered was {sha256}; what came was removed, offer the model again",
                 )
-            upload.verified.add(name)
-        incoming.rename(base / "files")
         with self._lock:
             self._uploads.pop(base.name, None)
+            if not (base / "files").is_dir():
+                incoming.rename(base / "files")
         return True
 
     def _make_room(self, base: Path, files: Files) -> None:

@@ -49,5 +49,8 @@ class TailExecutor(Protocol):
         """Run once. DeadlineExceeded when it could not be started in time; InvalidRequest and EngineFailed as of
         `split.runtime.engine`. Cancelling the caller takes work out that has not started."""
 
+    def forget(self, place: Path) -> None:
+        """Let go of the segment of this file, or of all in this folder: nobody will ask for them."""
+
     def close(self) -> None:
         """Finish what runs; waiting work gets ModelUnavailable."""

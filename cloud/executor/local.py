@@ -19,6 +19,9 @@ from cloud.executor import Done, Work
 from split.errors import DeadlineExceeded, ModelUnavailable
 from split.runtime.store import SegmentStore
 
+CLOSE_S = 10.0
+"""For the run under way when the companion closes; one that hangs dies with the process (the thread is a daemon)."""
+
 
 @dataclass(slots=True)
 class _Line:
@@ -68,6 +71,15 @@ class LocalExecutor:
     async def open(self, path: Path) -> None:
         await asyncio.get_running_loop().run_in_executor(self._opener, self._segments.get, path)
 
+    def forget(self, place: Path) -> None:
+        self._segments.forget(place)
+
+    @property
+    def running_s(self) -> float:
+        """How long the present run has lasted; 0.0 when none is under way."""
+        running = self._running
+        return 0.0 if running is None else time.monotonic() - running[1]
+
     async def run(self, work: Work) -> Done:
         job = _Job(work=work, entered_at_s=time.monotonic())
         with self._ready:
@@ -87,8 +99,8 @@ class LocalExecutor:
         with self._ready:
             self._closed = True
             self._ready.notify()
-        self._thread.join()
-        self._opener.shutdown()
+        self._thread.join(CLOSE_S)
+        self._opener.shutdown(wait=False)
 
     def _serve(self) -> None:
         while True:

@@ -69,10 +69,10 @@ class SegmentStore:
         slot = self._slots.get(path)
         return slot is not None and slot.segment is not None
 
-    def forget(self, folder: Path) -> None:
-        """Let go of every segment whose file lies in this folder."""
+    def forget(self, place: Path) -> None:
+        """Let go of the segment of this file, or of every segment whose file lies in this folder."""
         with self._lock:
-            for path in [path for path in self._slots if path.parent == folder]:
+            for path in [path for path in self._slots if place in (path, path.parent)]:
                 del self._slots[path]
 
     def clear(self) -> None:

@@ -230,6 +230,19 @@ async def test_a_model_that_nobody_uses_makes_room(make_house, chain):
     assert house.companion.store.held() == ()
 
 
+async def test_what_was_made_of_a_model_goes_with_it(make_house, make_model, chain, tmp_path):
+    other = make_model("""<ir_version: 8, opset_import: ["" : 17]> m (float[4] x) => (float[4] y) { y = Neg (x) }""")
+    house = make_house(budget_bytes=chain.path.stat().st_size + 10)
+    device = house.connect()
+    await device.bring(chain)
+    await device.channel.close("done")
+    await device.task
+    made = tmp_path / "cache" / "models"
+    assert [folder.name for folder in made.iterdir()] == [chain.digest.removeprefix("sha256:")[:16]]
+    await house.connect().bring(other)
+    assert [folder.name for folder in made.iterdir()] == [other.digest.removeprefix("sha256:")[:16]]
+
+
 async def test_a_full_disk_refuses_the_model_and_the_session_lives(house, chain, monkeypatch):
     def full(*_: object, **__: object) -> object:
         raise OSError(errno.ENOSPC, "No space left on device")
