@@ -96,6 +96,7 @@ class DaemonService:
         return ModelMetadata(
             name=model.name,
             versions=(model.version,),
+            platform="onnx_onnxv1",
             inputs=model.card.inputs,
             outputs=model.card.outputs,
         )
