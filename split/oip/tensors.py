@@ -28,9 +28,10 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 def shown(name: object) -> str:
-    """A caller's word as it may stand in an error text: quoted, at most 64 characters."""
-    text = name if isinstance(name, str) else str(name)
-    return repr(text if len(text) <= 64 else text[:61] + "...")
+    """A caller's word or number as it may stand in an error text: at most 64 characters, words quoted."""
+    text = str(name)
+    short = text if len(text) <= 64 else text[:61] + "..."
+    return repr(short) if isinstance(name, str) else short
 
 
 def check_shape(name: str, shape: Sequence[int]) -> int:
