@@ -103,7 +103,9 @@ def bind_dims(specs: Sequence[TensorSpec], tensors: Mapping[str, Array]) -> dict
     for spec in specs:
         if spec.name not in tensors:
             wanted = ", ".join(repr(s.name) for s in specs)
-            raise InvalidRequest(f"input {spec.name!r} is missing; expected {wanted}, got {', '.join(map(repr, tensors))}")
+            raise InvalidRequest(
+                f"input {spec.name!r} is missing; expected {wanted}, got {', '.join(map(repr, tensors))}"
+            )
         refusal = spec.refuse(tensors[spec.name])
         if refusal is not None:
             raise InvalidRequest(refusal)

@@ -22,7 +22,7 @@ from split.tensor import TensorSpec
 CANDIDATES_MAX: Final = 12
 SHARE_BINS: Final = 6
 """Parts of the compute in each of which the narrowest cut is a candidate: contracts may ask for a depth."""
-FUSION_SHARE_MAX: Final = 0.005
+FUSION_SHARE_MAX: Final = 0.01
 """How much more of the compute a cut may take in to stay behind an activation or an Add that would fuse: cuts inside
 such a group cost up to 1 % of the whole (measured on ResNet-50 and MobileNetV3)."""
 

@@ -147,7 +147,6 @@ def build_model(
     for graph in [source.graph, *(g for g in source.graphs() if g is not source.graph)]:
         _hoist_constants(graph)
     in_file_order = list(source.graph)
-    _check_names(source.graph, in_file_order, path)
     blank = _infer(source, path)
     ordered = _ordered(source.graph, path)
     constants: dict[str, ir.Value] = {name: v for name, v in source.graph.initializers.items() if v.const_value}
@@ -326,15 +325,6 @@ def _hoist_constants(graph: ir.Graph) -> None:
         ir.convenience.replace_all_uses_with(made, weight)
         graph.remove(node, safe=True)
         graph.register_initializer(weight)
-
-
-def _check_names(graph: ir.Graph, nodes: Sequence[ir.Node], path: Path) -> None:
-    made: set[str] = {str(v.name) for v in graph.inputs} | set(graph.initializers)
-    for node in nodes:
-        for value in node.outputs:
-            if value.name and value.name in made:
-                raise InvalidModel(f"{path}: the name {value.name!r} is made twice; every value needs its own")
-            made.add(str(value.name))
 
 
 def _ordered(graph: ir.Graph, path: Path) -> list[ir.Node]:

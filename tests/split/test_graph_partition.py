@@ -34,7 +34,7 @@ def models(draw: st.DrawFn) -> onnx.ModelProto:
     values, constants = ["x", "x2"], ["W", "small"]
     nodes: list[onnx.NodeProto] = []
     kinds = ("unary", "binary", "weighted", "constant", "disguised", "random", "if")
-    for at in range(draw(st.integers(2, 9))):
+    for at in range(draw(st.integers(4, 12))):
         name = f"v/{at}:0" if draw(st.booleans()) else f"v{at}"
         one, two = draw(st.sampled_from(values)), draw(st.sampled_from(values))
         constant = draw(st.sampled_from(constants))

@@ -1,0 +1,130 @@
+"""Which sets may be cut off, what crosses there, and which cuts are worth measuring."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx import numpy_helper
+
+from split.errors import CutRefused
+from split.graph.cuts import (
+    all_prefix_cuts,
+    bitmap_of,
+    candidates,
+    compute_shares,
+    crossing_bytes,
+    cut_card,
+    cut_from_mask,
+    cut_from_nodes,
+    mask_of,
+)
+from split.graph.load import load_model
+from split.graph.model import Model, concrete_shapes
+from split.ids import cut_id
+
+TWO_WAYS = """g (float[2] x) => (float[2] y) { a = Neg(x)  b = Abs(x)  c = Relu(b)  y = Add(a, c) }"""
+
+
+def load(folder: Path, text: str, **weights: tuple[int, ...]) -> Model:
+    proto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> {text}')
+    for name, shape in weights.items():
+        proto.graph.initializer.append(numpy_helper.from_array(np.ones(shape, dtype=np.float32), name))
+    onnx.save(proto, folder / "model.onnx")
+    model = load_model(folder / "model.onnx")
+    model.shapes = concrete_shapes(model, {})
+    return model
+
+
+def test_a_cut_need_not_be_a_prefix_of_the_order(tmp_path: Path) -> None:
+    model = load(tmp_path, TWO_WAYS)
+    cut = cut_from_nodes(model, ["b"])
+    assert (cut.boundary, cut.head_inputs, cut.tail_inputs) == (("b",), ("x",), ("x",))
+    assert cut.id == cut_id(["b"])
+
+
+def test_a_set_that_is_not_closed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CutRefused, match="keeps 'c' on the device but not 'b'"):
+        cut_from_nodes(load(tmp_path, TWO_WAYS), ["c"])
+
+
+def test_nodes_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    model = load(tmp_path, TWO_WAYS)
+    with pytest.raises(CutRefused, match="'q' is not the key"):
+        cut_from_nodes(model, ["q"])
+    with pytest.raises(CutRefused, match="it has 4"):
+        cut_from_mask(model, 1 << 4)
+    with pytest.raises(CutRefused, match="not hexadecimal"):
+        mask_of("0x")
+
+
+def test_a_bitmap_says_the_mask_and_the_mask_the_bitmap(tmp_path: Path) -> None:
+    assert bitmap_of(0b1_0000_0011, 9) == "0301"
+    assert mask_of("0301") == 0b1_0000_0011
+    model = load(tmp_path, TWO_WAYS)
+    [card] = [cut_card(model, cut, 0.5) for cut in all_prefix_cuts(model) if cut.boundary == ("a", "b")]
+    assert cut_from_mask(model, mask_of(card.node_bitmap)).id == card.id
+
+
+def test_strings_do_not_cross(tmp_path: Path) -> None:
+    model = load(
+        tmp_path,
+        """g (float[2] x, string[2] s) => (string[2] t, float[2] y)
+        { a = Neg(x)  u = Identity(s)  t = Identity(u)  y = Neg(a) }""",
+    )
+    by_nodes = {frozenset(nodes): cut_from_nodes(model, nodes) for nodes in (["u"], ["u", "t"], ["a"])}
+    assert by_nodes[frozenset(["u"])].reason == "tensor 'u' holds strings, which do not cross a boundary"
+    assert by_nodes[frozenset(["a"])].reason == "tensor 's' holds strings, which do not cross a boundary"
+    assert by_nodes[frozenset(["u", "t"])].legal
+
+
+def test_a_tensor_with_many_readers_crosses_once(tmp_path: Path) -> None:
+    model = load(tmp_path, "g (float[2] x) => (float[2] y) { a = Neg(x)  b = Abs(a)  c = Relu(a)  y = Add(b, c) }")
+    cut = cut_from_nodes(model, ["a"])
+    assert cut.boundary == ("a",)
+    assert crossing_bytes(model, cut) == 8
+
+
+def test_shares_grow_from_cut_to_cut_and_hold_for_any_set(tmp_path: Path) -> None:
+    model = load(tmp_path, TWO_WAYS)
+    # Relu, Neg and Abs read 2 and write 2 elements, Add reads 4 and writes 2: 4, 4, 4 and 6 of 18.
+    assert compute_shares(model, all_prefix_cuts(model)) == pytest.approx([4 / 18, 8 / 18, 12 / 18])
+    assert compute_shares(model, [cut_from_nodes(model, ["b", "c"]), cut_from_nodes(model, ["a"])]) == pytest.approx(
+        [8 / 18, 4 / 18]
+    )
+
+
+def test_the_best_candidates_are_narrow_early_and_behind_what_fuses(tmp_path: Path) -> None:
+    # Convolutions of 16, 64 and 4 channels: the cut at 64 is later and wider than the one at 16, so never the best.
+    model = load(
+        tmp_path,
+        """g (float[1, 3, 32, 32] x) => (float[1, 4, 26, 26] y)
+        {
+          a = Conv(x, A)  ra = Relu(a)
+          b = Conv(ra, B)  rb = Relu(b)
+          c = Conv(rb, C)  rc = Relu(c)  y = Neg(rc)
+        }""",
+        A=(16, 3, 3, 3),
+        B=(64, 16, 3, 3),
+        C=(4, 64, 3, 3),
+    )
+    assert [cut.boundary for cut in candidates(model, limit=2)] == [("ra",), ("rc",)]
+
+
+def test_candidates_stay_within_their_number_and_in_order(tmp_path: Path) -> None:
+    steps = "  ".join(f"v{at + 1} = Neg(v{at})" for at in range(40))
+    model = load(tmp_path, f"g (float[2] v0) => (float[2] v40) {{ {steps} }}")
+    for limit in (1, 3, 12):
+        cuts = candidates(model, limit=limit)
+        assert 0 < len(cuts) <= limit
+        assert [cut.nodes for cut in cuts] == sorted(cut.nodes for cut in cuts)
+        assert all(cut.legal for cut in cuts)
+
+
+def test_a_model_of_one_node_has_no_candidates_and_says_why(tmp_path: Path) -> None:
+    model = load(tmp_path, "g (float[2] x) => (float[2] y) { y = Neg(x) }")
+    assert candidates(model) == []
+    assert model.no_cuts_reason == "the model has fewer than two nodes"
