@@ -144,7 +144,7 @@ class Session:
         finally:
             self._companion.metrics.sessions.dec()
             for digest in self._offered:
-                self._companion.store.release(digest)
+                self._companion.store.release(digest, self._device)
             log.info("session closed device=%s reason=%r", device, self._channel.closed_because or "")
 
     def goodbye(self, reason: str) -> None:
@@ -335,7 +335,7 @@ class Session:
             if len(self._offered) >= MAX_MODELS and digest not in self._offered:
                 raise Overloaded(f"this session uses {MAX_MODELS} models already; a new connection starts afresh")
             self._drop_offer(digest)
-            missing = await asyncio.to_thread(store.offer, digest, offer.files)
+            missing = await asyncio.to_thread(store.offer, digest, self._device, offer.files)
         except IsthmusError as error:
             self._refuse_setup(error, digest=digest)
             return
@@ -359,7 +359,9 @@ class Session:
             index = next((i for i, (name, _, _) in enumerate(offered.offer.files) if name == chunk.file), None)
             if index is None:
                 raise InvalidRequest(f"file {chunk.file[:80]!r} is not among those offered for {digest}")
-            whole = await asyncio.to_thread(self._companion.store.write, digest, index, chunk.offset, data)
+            whole = await asyncio.to_thread(
+                self._companion.store.write, digest, self._device, index, chunk.offset, data
+            )
         except IsthmusError as error:
             self._refuse_setup(error, digest=digest)
             return
@@ -375,9 +377,9 @@ class Session:
     async def _prepare(self, offered: _Offered) -> None:
         """From all bytes on disk to ModelReady: hashes, card, golden run."""
         shared, offer = self._companion, offered.offer
+        if not await asyncio.to_thread(shared.store.finish, offer.digest, self._device):
+            raise InvalidRequest(f"model {offer.digest} was removed meanwhile; offer it again")
         try:
-            if not await asyncio.to_thread(shared.store.finish, offer.digest):
-                raise InvalidRequest(f"model {offer.digest} was removed meanwhile; offer it again")
             await shared.segments.keep_only(shared.store.held)  # older models may have made room for this one
             model = await shared.segments.prepare(offer.digest, shared.store.path(offer.digest), offer.dims)
         except CompanionRefused as error:
@@ -487,7 +489,7 @@ class Session:
             return
         if offered.preparing is not None and offered.preparing is not asyncio.current_task():
             offered.preparing.cancel()
-        self._companion.store.release(digest)
+        self._companion.store.release(digest, self._device)
 
     def _refuse_setup(self, error: IsthmusError, *, digest: str, cut: str = "") -> None:
         log.warning(

@@ -1,12 +1,12 @@
 """Models on the companion's disk, by digest: what is held, what is coming in, what fits. Blocking (call it off the
 loop) and thread-safe; it knows files and bytes, not ONNX.
 
-    <folder>/<64 hex>/files/…       a whole model, every file's SHA-256 checked
-    <folder>/<64 hex>/incoming/…    a model on its way: as far as it came, whoever sends goes on from there
-    <folder>/<64 hex>/manifest.json the files it consists of
+    <folder>/<64 hex>/files/…             a whole model, every file's SHA-256 checked
+    <folder>/<64 hex>/manifest.json       the files it consists of
+    <folder>/<64 hex>/incoming/<device>/… a model on its way from that device: it goes on there, after any interruption
 
-Invariant: `files/` appears by one rename, after every hash was right. Several devices may send one model at once:
-whoever is ahead extends the file, what is already there is skipped.
+Invariants: `files/` appears by one rename, after every hash was right; what one device sends never touches what another
+sends (a broken one harms only itself). Who is first with all of it has brought it for everybody.
 """
 
 from __future__ import annotations
@@ -61,21 +61,27 @@ def check_files(digest: str, files: Files) -> None:
         raise CompanionRefused("DIGEST_MISMATCH", f"the files offered as {digest} are {found}; offer them as that")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Upload:
     files: Files
+    place: Path
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class ModelStore:
-    """Holds models up to `budget_bytes`; a model that some session uses (`offer` … `release`) is never removed."""
+    """Holds models up to `budget_bytes`; a model that some session uses (`offer` … `release`) is never removed.
+
+    `device` is the name of the peer's certificate: `[a-z0-9-]{1,64}`, good as a folder's name.
+    """
 
     def __init__(self, folder: Path, *, budget_bytes: int) -> None:
         self._folder = folder
         self._budget_bytes = budget_bytes
         self._lock = threading.Lock()
-        self._users: Counter[str] = Counter()
-        self._uploads: dict[str, _Upload] = {}
+        self._users: Counter[tuple[str, str]] = Counter()
+        """(Model, device) → sessions that use it: for a moment a device may have its old session and its new one."""
+        self._uploads: dict[tuple[str, str], _Upload] = {}
+        """(Model, device) → what is on its way; by the model's hex digits, here and above."""
         folder.mkdir(parents=True, exist_ok=True)
 
     def held(self) -> tuple[ModelDigest, ...]:
@@ -86,148 +92,139 @@ class ModelStore:
         """The model file of a whole model; UnknownModel when it is not held."""
         base = self._folder / digest_hex(digest)
         files = _read_manifest(base)
-        if files is None or not (base / "files").is_dir():
+        if files is None or not _is_whole(base):
             raise UnknownModel(f"model {digest} is not held here; offer it and send its files")
         return base / "files" / files[0][0]
 
-    def offer(self, digest: str, files: Files) -> tuple[tuple[int, int], ...]:
+    def offer(self, digest: str, device: str, files: Files) -> tuple[tuple[int, int], ...]:
         """Take a device's offer: reserve room and say what to send, as (index in `files`, offset); empty when all is
-        here.
+        here (then `finish`).
 
-        The caller owes one `release(digest)` for each offer taken. Refused with BUDGET_EXCEEDED when it does not fit
-        beside the models in use, DISK_FULL when the disk has less room than that, DIGEST_MISMATCH when the files are
-        not the digest's or are known with other sizes; InvalidRequest for an offer that is none.
+        The caller owes one `release(digest, device)` for each offer taken. Refused with BUDGET_EXCEEDED when it does
+        not fit beside the models in use, DISK_FULL when the disk has less room than that, DIGEST_MISMATCH when the
+        files are not the digest's or are known with other sizes; InvalidRequest for an offer that is none.
         """
         base = self._folder / digest_hex(digest)
         check_files(digest, files)
         with self._lock:
-            known = _read_manifest(base)
-            if known is not None and not _same_files(known, files):
-                if (base / "files").is_dir() or self._users[base.name]:
+            if _is_whole(base):
+                known = _read_manifest(base)
+                if known is not None and not _same_files(known, files):
                     raise CompanionRefused(
                         "DIGEST_MISMATCH", f"the files of {digest} have other sizes here than offered"
                     )
-                known = None
-            if known is None:
-                shutil.rmtree(base, ignore_errors=True)
-            known = known or files
-            if not (base / "files").is_dir():
-                self._make_room(base, known)
-                (base / "incoming").mkdir(parents=True, exist_ok=True)
-                self._uploads.setdefault(base.name, _Upload(files=known))
-            _write_manifest(base, known)  # again for a held model: its time says when it was last used
-            self._users[base.name] += 1
-            return _missing(base, known)
+                base.touch()  # its time says when it was last used
+                self._users[base.name, device] += 1
+                return ()
+            upload = self._uploads.get((base.name, device))
+            if upload is None or upload.files != files:
+                upload = _Upload(files, base / "incoming" / device)
+            self._make_room(base, device, files)
+            upload.place.mkdir(parents=True, exist_ok=True)
+            _keep_only(upload)
+            base.touch()
+            self._uploads[base.name, device] = upload
+            self._users[base.name, device] += 1
+            return _missing(upload)
 
-    def release(self, digest: str) -> None:
+    def release(self, digest: str, device: str) -> None:
         """One session less uses this model; what came of it so far stays for a later offer."""
-        name = digest_hex(digest)
+        user = digest_hex(digest), device
         with self._lock:
-            self._users[name] -= 1
-            if self._users[name] <= 0:
-                del self._users[name]
-                self._uploads.pop(name, None)
+            self._users[user] -= 1
+            if self._users[user] <= 0:
+                del self._users[user]
+                self._uploads.pop(user, None)
 
-    def write(self, digest: str, index: int, offset: int, data: Buffer) -> bool:
+    def write(self, digest: str, device: str, index: int, offset: int, data: Buffer) -> bool:
         """Add `data` at `offset` of the file with this index in the offer; True when all bytes are here (`finish` it).
 
         What is held already is skipped. InvalidRequest for a model that was not offered, a gap, or bytes over the
         offered size; refused with DISK_FULL when it is.
         """
         base = self._folder / digest_hex(digest)
-        with self._lock:
-            upload = self._uploads.get(base.name)
+        upload = self._uploads.get((base.name, device))
+        if _is_whole(base):
+            return True
         if upload is None:
-            if (base / "files").is_dir():
-                return True
             raise InvalidRequest(f"model {digest} was not offered; offer it before sending its files")
         with upload.lock:
-            return _append(base, upload, index, offset, memoryview(data))
+            try:
+                return _append(upload, index, offset, memoryview(data))
+            except FileNotFoundError:
+                if _is_whole(base):  # another device was first
+                    return True
+                raise
 
-    def finish(self, digest: str) -> bool:
+    def finish(self, digest: str, device: str) -> bool:
         """Check the hashes and put the model in its place; False when bytes are missing still.
 
-        Refused with DIGEST_MISMATCH when a file's hash is wrong: all that came is removed. Reads every byte.
+        Refused with DIGEST_MISMATCH when a file's hash is wrong: what this device sent is removed. Reads every byte.
         """
         base = self._folder / digest_hex(digest)
-        with self._lock:
-            upload = self._uploads.get(base.name)
-        if upload is None:
-            return (base / "files").is_dir()
+        upload = self._uploads.get((base.name, device))
+        if upload is None or _is_whole(base):
+            return _is_whole(base)
         with upload.lock:
             try:
-                return self._finish(base, upload)
-            except FileNotFoundError:  # another session finished it, or it made room for another model
-                return (base / "files").is_dir()
+                if _missing(upload):
+                    return False
+                _check_hashes(upload)
+                with self._lock:
+                    if not _is_whole(base):
+                        _write_manifest(base, upload.files)
+                        upload.place.rename(base / "files")
+                    shutil.rmtree(base / "incoming", ignore_errors=True)
+            except FileNotFoundError:  # another device was first, or the model was removed
+                pass
+            return _is_whole(base)
 
     def remove(self, digest: str) -> None:
         """Delete a model, whole or not."""
-        base = self._folder / digest_hex(digest)
         with self._lock:
-            self._uploads.pop(base.name, None)
-            shutil.rmtree(base, ignore_errors=True)
+            shutil.rmtree(self._folder / digest_hex(digest), ignore_errors=True)
 
     def used_bytes(self) -> int:
         """Bytes on disk, whole and incoming."""
         return sum(_bytes_below(path) for path in self._folder.iterdir())
 
-    def _finish(self, base: Path, upload: _Upload) -> bool:
-        if (base / "files").is_dir():
-            return True
-        incoming = base / "incoming"
-        for name, size, sha256 in upload.files:
-            target = incoming / name
-            if size == 0:
-                target.touch()
-            if _size(target) < size:
-                return False
-            with target.open("rb") as source:
-                found = hashlib.file_digest(source, "sha256").hexdigest()
-            if found != sha256:
-                self.remove(f"sha256:{base.name}")
-                raise CompanionRefused(
-                    "DIGEST_MISMATCH",
-                    f"{name!r} has SHA-256 {found}, offered was {sha256}; what came was removed, offer the model again",
-                )
-        with self._lock:
-            self._uploads.pop(base.name, None)
-            if not (base / "files").is_dir():
-                incoming.rename(base / "files")
-        return True
-
-    def _make_room(self, base: Path, files: Files) -> None:
+    def _make_room(self, base: Path, device: str, files: Files) -> None:
         """Remove what nobody uses, oldest first, until `files` fit; refuse before anything is removed in vain."""
         wanted = sum(size for _, size, _ in files)
-        others = {path: self._claimed_bytes(path) for path in self._folder.iterdir() if path != base}
-        idle = sorted((p for p in others if not self._users[p.name]), key=lambda p: p.stat().st_mtime)
-        in_use = sum(size for path, size in others.items() if path not in idle)
+        here = _bytes_below(base / "incoming" / device)
+        claims = {path: self._claimed_bytes(path) for path in self._folder.iterdir() if path != base}
+        in_use = self._claimed_bytes(base, without=device)
+        used = {name for name, _ in self._users}
+        in_use += sum(size for path, size in claims.items() if path.name in used)
         if in_use + wanted > self._budget_bytes:
             raise CompanionRefused(
                 "BUDGET_EXCEEDED",
                 f"the model has {wanted} bytes, the models in use {in_use}; together they are over the companion's "
                 f"budget_bytes of {self._budget_bytes}",
             )
-        free = shutil.disk_usage(self._folder).free + _bytes_below(base) + sum(others[path] for path in idle)
-        if free < wanted:
+        idle = sorted((path for path in claims if path.name not in used), key=lambda path: path.stat().st_mtime)
+        free = shutil.disk_usage(self._folder).free + here
+        if free + sum(claims[path] for path in idle) < wanted:
             raise CompanionRefused("DISK_FULL", f"the model has {wanted} bytes, the companion's disk only {free} left")
-        total = wanted + sum(others.values())
+        total = in_use + wanted + sum(claims[path] for path in idle)
         for path in idle:
-            if total <= self._budget_bytes and shutil.disk_usage(self._folder).free + _bytes_below(base) >= wanted:
+            if total <= self._budget_bytes and free >= wanted:
                 break
             shutil.rmtree(path, ignore_errors=True)
-            total -= others[path]
+            total -= claims[path]
+            free += claims[path]
 
-    def _claimed_bytes(self, base: Path) -> int:
-        """What a model will take: all of its files while it is whole or coming in, else what lies there."""
-        upload = self._uploads.get(base.name)
-        return sum(size for _, size, _ in upload.files) if upload else _bytes_below(base)
+    def _claimed_bytes(self, base: Path, *, without: str = "") -> int:
+        """What a model takes or will take: what is being sent counts in full, the rest as it lies there."""
+        sent = {device: upload for (name, device), upload in self._uploads.items() if name == base.name}
+        promised = sum(sum(size for _, size, _ in upload.files) for device, upload in sent.items() if device != without)
+        partial = (place for place in (base / "incoming").glob("*") if place.name not in sent and place.name != without)
+        return promised + _bytes_below(base / "files") + sum(_bytes_below(place) for place in partial)
 
 
-def _append(base: Path, upload: _Upload, index: int, offset: int, data: memoryview) -> bool:
+def _append(upload: _Upload, index: int, offset: int, data: memoryview) -> bool:
     file, size, _ = upload.files[index]
-    target = base / "incoming" / file
-    if (base / "files").is_dir():
-        return True
+    target = upload.place / file
     held = _size(target)
     if offset > held or offset < 0:
         raise InvalidRequest(f"{file!r} is held up to byte {held}, a chunk at {offset} would leave a gap")
@@ -240,7 +237,22 @@ def _append(base: Path, upload: _Upload, index: int, offset: int, data: memoryvi
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise CompanionRefused("DISK_FULL", f"the companion's disk is full at byte {held} of {file!r}") from error
-    return not _missing(base, upload.files)
+    return not _missing(upload)
+
+
+def _check_hashes(upload: _Upload) -> None:
+    for name, size, sha256 in upload.files:
+        target = upload.place / name
+        if size == 0:
+            target.touch()
+        with target.open("rb") as source:
+            found = hashlib.file_digest(source, "sha256").hexdigest()
+        if found != sha256:
+            shutil.rmtree(upload.place, ignore_errors=True)
+            raise CompanionRefused(
+                "DIGEST_MISMATCH",
+                f"{name!r} has SHA-256 {found}, offered was {sha256}; what came was removed, offer the model again",
+            )
 
 
 def _same_files(known: Files, files: Files) -> bool:
@@ -248,12 +260,22 @@ def _same_files(known: Files, files: Files) -> bool:
     return known[0][1:] == files[0][1:] and known[1:] == files[1:]
 
 
-def _missing(base: Path, files: Files) -> tuple[tuple[int, int], ...]:
-    """What must still come; empty also when all bytes are there and only the hashes are unchecked (see `finish`)."""
-    if (base / "files").is_dir():
-        return ()
-    held = ((index, _size(base / "incoming" / name), size) for index, (name, size, _) in enumerate(files))
+def _missing(upload: _Upload) -> tuple[tuple[int, int], ...]:
+    """What must still come of each file, by index and offset."""
+    held = ((index, _size(upload.place / name), size) for index, (name, size, _) in enumerate(upload.files))
     return tuple((index, have) for index, have, size in held if have < size)
+
+
+def _keep_only(upload: _Upload) -> None:
+    """Remove what an earlier offer left under other names or with more bytes."""
+    sizes = {name: size for name, size, _ in upload.files}
+    for path in upload.place.iterdir():
+        if path.stat().st_size > sizes.get(path.name, -1):
+            path.unlink()
+
+
+def _is_whole(base: Path) -> bool:
+    return (base / "files").is_dir()
 
 
 def _size(path: Path) -> int:
