@@ -199,12 +199,14 @@ class Planner:
         self._lost = ""
 
     def forbid_remote(self, name: str, why: str | None) -> None:
-        """This model may not be shared with the companion, or (None) may again."""
-        self._model(name).forbidden = why or ""
+        """This model may not be shared with the companion, or (None) may again. Unknown names are ignored."""
+        if (model := self._models.get(name)) is not None:
+            model.forbidden = why or ""
 
     def forbid_encoded(self, name: str, why: str | None) -> None:
-        """Encoded inputs of this model may not travel to this companion, or (None) may again."""
-        self._model(name).encoded_why_not = why or ""
+        """Encoded inputs of this model may not travel to this companion, or (None) may again; as above."""
+        if (model := self._models.get(name)) is not None:
+            model.encoded_why_not = why or ""
 
     # -- learning -----------------------------------------------------------------------------------------------------
 
@@ -216,6 +218,12 @@ class Planner:
         """A request and its reply crossed the link; `network_ms` is without the companion's own time."""
         self._link.observe(up_bytes, down_bytes, network_ms, now_s)
         self._heard_at_s = now_s
+
+    def observe_late(self, up_bytes: int, waited_ms: float, now_s: float) -> None:
+        """A request was given up after `waited_ms`: the link took at least that long. Without it a link that became
+        too slow to answer in time would never teach anything."""
+        if waited_ms > self._link.estimate(now_s).transfer_ms(up_bytes, 0.0):
+            self._link.observe(up_bytes, 0.0, waited_ms, now_s)
 
     def observe_cloud(self, name: str, plan: Plan, queue_ms: float, tail_ms: float) -> None:
         """A reply told how long this plan's rest waited and computed at the companion; it was observed as a transfer

@@ -7,23 +7,17 @@ machine like this one, times `--cloud-speedup`. Nothing is sent and no daemon is
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from agent.commands.model_argument import (
-    CHILD_TIMEOUT_S,
-    add_inputs_argument,
-    add_model_argument,
-    model_path,
-    show_progress,
-)
-from agent.repository import find_card
-from split.errors import InvalidModel, InvalidRequest, UnsupportedRequest
+from agent.commands.model_argument import add_inputs_argument, add_model_argument, model_path
+from agent.commands.profile import add_cache_argument, cache_folder, profiled, progress_bar
+from split.errors import InvalidRequest, UnsupportedRequest
 from split.graph.card import ModelCard
 from split.plan.decide import decide, estimate_all
 from split.plan.observation import LinkEstimate, Observation, RemoteView
@@ -31,9 +25,8 @@ from split.plan.plan import Decision, Placement, PlanEstimate, RequestFacts
 from split.plan.table import Column, PlanTable
 from split.profiles.contract import CONTRACT_FILE, Contract, check_contract, default_contract, load_contract
 from split.profiles.device import load_device
-from split.profiles.measured import ModelProfile, read_profile
+from split.profiles.measured import ModelProfile
 from split.tensor import bind_dims
-from split.workbench.child import run_child_sync
 from split.workbench.inputs import read_inputs
 
 RTT_MS = 20.0
@@ -45,7 +38,7 @@ SHOWN_IN_PLOT = 20
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     add_inputs_argument(parser)
-    parser.add_argument("--cache", type=Path, metavar="DIR", help="where measurements are kept (default: the user's)")
+    add_cache_argument(parser)
     parser.add_argument("--rtt-ms", type=_positive, default=RTT_MS, help=f"round trip (default {RTT_MS:g})")
     parser.add_argument(
         "--rate-mbit", type=_positive, default=RATE_MBIT_S, help=f"rate both ways, Mbit/s (default {RATE_MBIT_S:g})"
@@ -66,13 +59,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     path = model_path(arguments)
-    card, profile, contract = _measured(path, arguments)
+    with progress_bar("plan") as on_progress:
+        card, profile = profiled(path, cache_folder(arguments), inputs=arguments.inputs, on_progress=on_progress)
+    contract = _contract(path, card)
     facts = _facts(card, profile, contract, arguments)
     table = PlanTable.build(card, profile, contract)
     table = table.with_compute(tail_ms=table.costs[Column.TAIL] / arguments.cloud_speedup)
     observation = _observation(table, profile, arguments)
     decision = decide(table, observation, facts)
-    plans = sorted(estimate_all(table, observation, facts), key=lambda plan: (not plan.allowed, plan.predicted_ms))
+    plans = sorted(
+        _estimates(table, observation, facts, profile), key=lambda plan: (not plan.allowed, plan.predicted_ms)
+    )
     reason = decision.reason + _why_not_split(card, decision, plans)
     others = [plan for plan in plans if plan.plan != decision.chosen.plan]
     if arguments.plot is not None:
@@ -95,44 +92,11 @@ def _positive(text: str) -> float:
 # -- what is known --------------------------------------------------------------------------------------------------
 
 
-def _measured(path: Path, arguments: argparse.Namespace) -> tuple[ModelCard, ModelProfile, Contract]:
-    """Card, profile and contract; the workbench makes what the cache does not hold."""
-    cache = _cache(arguments)
-    inputs = [] if arguments.inputs is None else ["--inputs", str(arguments.inputs)]
-    found = find_card(cache, path)
-    if found is None:
-        run_child_sync(
-            ["prepare", str(path), "--cache", str(cache), *inputs], timeout_s=CHILD_TIMEOUT_S, on_progress=show_progress
-        )
-        found = find_card(cache, path)
-    if found is None:
-        raise InvalidModel(f"{path} changed while it was being prepared; try again")
-    folder, card = found
+def _contract(path: Path, card: ModelCard) -> Contract:
     beside = path.absolute().parent.parent / CONTRACT_FILE
     contract = load_contract(beside) if beside.is_file() else default_contract(card)
     check_contract(contract, card, path=beside)
-    profile = read_profile(folder)
-    if profile is None or profile.digest != card.digest:
-        run_child_sync(
-            ["profile", str(path), "--folder", str(folder), *inputs],
-            timeout_s=CHILD_TIMEOUT_S,
-            on_progress=show_progress,
-        )
-        profile = read_profile(folder)
-    if profile is None:
-        raise InvalidModel(f"the profile of {path} could not be read back from {folder}")
-    return card, profile, contract
-
-
-def _cache(arguments: argparse.Namespace) -> Path:
-    if arguments.cache is not None:
-        return Path(arguments.cache)
-    config = arguments.config or os.environ.get("ISTHMUS_CONFIG")
-    if config:
-        from agent.config import load_config
-
-        return load_config(Path(config), os.environ).cache_dir
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "isthmus"
+    return contract
 
 
 def _facts(card: ModelCard, profile: ModelProfile, contract: Contract, arguments: argparse.Namespace) -> RequestFacts:
@@ -191,6 +155,23 @@ def _slowdown_of(name: str) -> float:
 
     peak_gflops = sum(0.001 * group.count * group.clock_mhz * group.flops_per_cycle for group in device.cores[:1])
     return take_fingerprint().gemm_gflops / peak_gflops
+
+
+def _estimates(
+    table: PlanTable, observation: Observation, facts: RequestFacts, profile: ModelProfile
+) -> list[PlanEstimate]:
+    """All plans; an encoded one is predicted for a typical picture where the request has none."""
+    plans = estimate_all(table, observation, facts)
+    if facts.encoded_bytes:
+        return list(plans)
+    typical = dataclasses.replace(facts, encoded_bytes=profile.encoded_bytes, input_bytes=0)
+    pictures = estimate_all(table, observation, typical)
+    return [
+        dataclasses.replace(picture, allowed=plan.allowed, why_not=plan.why_not)
+        if plan.plan.codec == "encoded"
+        else plan
+        for plan, picture in zip(plans, pictures, strict=True)
+    ]
 
 
 # -- what is shown --------------------------------------------------------------------------------------------------

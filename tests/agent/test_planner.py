@@ -184,6 +184,21 @@ def test_a_loaded_companion_is_left_within_three_replies() -> None:
     assert choose(planner, now_s=1.3).chosen.plan == LOCAL
 
 
+def test_a_link_too_slow_to_answer_in_time_is_left_after_two_late_requests() -> None:
+    planner = connected_planner()
+    for n in range(2):
+        assert choose(planner, now_s=1.0 + n).chosen.plan == OFFLOAD
+        planner.observe_late(50_000, 900.0, 1.9 + n)
+    assert choose(planner, now_s=3.0).chosen.plan != OFFLOAD
+
+
+def test_a_request_given_up_early_says_nothing_about_the_link() -> None:
+    planner = connected_planner()
+    before = planner.snapshot(1.0)["link"]
+    planner.observe_late(50_000, 2.0, 1.0)
+    assert planner.snapshot(1.0)["link"] == before
+
+
 def test_replies_teach_how_fast_the_companion_computes() -> None:
     planner = connected_planner()
     for _ in range(10):

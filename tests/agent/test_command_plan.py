@@ -1,0 +1,120 @@
+"""`isthmus plan` on a tiny model that is measured for real once; what is checked does not depend on how fast it ran."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from agent.commands import plan
+from split.errors import ConfigError, InvalidRequest
+
+PLAN_FIELDS = ["placement", "cut", "codec", "predicted_ms", "stages_ms", "bytes", "fidelity", "allowed", "why_not"]
+MODEL = """
+<ir_version: 8, opset_import: ["" : 17]>
+tiny (float[1,64] x) => (float[1,4] y)
+<float[64,8] w1 = {W1}, float[8,4] w2 = {W2}> {
+  a = MatMul(x, w1)
+  b = Relu(a)
+  y = MatMul(b, w2)
+}
+""".replace("W1", ",".join(["0.1"] * 512)).replace("W2", ",".join(["0.2"] * 32))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plan")
+    onnx.save(onnx.parser.parse_model(MODEL), folder / "tiny.onnx")
+    return folder
+
+
+def ask(home: Path, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+    capsys.readouterr()
+    parser = argparse.ArgumentParser()
+    plan.add_arguments(parser)
+    arguments = parser.parse_args([str(home / "tiny.onnx"), "--cache", str(home / "cache"), "--json", *options])
+    assert plan.run(arguments) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_json_has_the_documented_shape_and_the_chosen_plan_is_the_fastest_allowed(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = ask(home, capsys)
+    assert list(found) == ["chosen", "runners_up", "reason"]
+    plans = [found["chosen"], *found["runners_up"]]
+    for each in plans:
+        assert list(each) == PLAN_FIELDS
+        assert sum(each["stages_ms"].values()) == pytest.approx(each["predicted_ms"])
+        assert each["allowed"] is (each["why_not"] == "")
+    assert found["chosen"]["predicted_ms"] == min(each["predicted_ms"] for each in plans if each["allowed"])
+    assert {"local", "split", "offload"} == {each["placement"] for each in plans}
+    assert all("does not allow codec" in each["why_not"] for each in plans if each["codec"] in ("fp16", "int8"))
+
+
+def test_a_slow_link_keeps_everything_on_the_device(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = ask(home, capsys, "--rtt-ms", "5000")
+    assert found["chosen"]["placement"] == "local"
+    assert "the best split" in found["reason"]
+
+
+def test_a_slower_device_takes_longer_for_every_stage_of_its_own(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def split_raw(*options: str) -> dict[str, float]:
+        found = ask(home, capsys, *options)
+        plans = [found["chosen"], *found["runners_up"]]
+        stages: dict[str, float] = next(
+            each["stages_ms"] for each in plans if (each["placement"], each["codec"]) == ("split", "raw")
+        )
+        return stages
+
+    once, slowed = split_raw(), split_raw("--slowdown", "7")
+    for stage, ms in once.items():
+        factor = 7.0 if stage in ("head", "encode", "decode") else 1.0
+        assert slowed[stage] == pytest.approx(factor * ms), stage
+
+
+def test_link_and_companion_speed_enter_as_given(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def offload_raw(*options: str) -> dict[str, Any]:
+        found = ask(home, capsys, *options)
+        plans = [found["chosen"], *found["runners_up"]]
+        return next(each for each in plans if (each["placement"], each["codec"]) == ("offload", "raw"))
+
+    slow = offload_raw("--rtt-ms", "10", "--rate-mbit", "1")
+    assert slow["stages_ms"]["up"] == pytest.approx(5.0 + slow["bytes"] * 8 / 1000)
+    fast = offload_raw("--rtt-ms", "10", "--rate-mbit", "1", "--cloud-speedup", "4")
+    assert fast["stages_ms"]["tail"] == pytest.approx(slow["stages_ms"]["tail"] / 4)
+
+
+def test_inputs_from_a_file_are_checked_against_the_model(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(home / "right.npz", x=np.ones((1, 64), np.float32))
+    np.savez(home / "wrong.npz", x=np.ones((1, 65), np.float32))
+    assert ask(home, capsys, "--inputs", str(home / "right.npz"))["chosen"]["allowed"]
+    with pytest.raises(InvalidRequest, match="must have shape"):
+        ask(home, capsys, "--inputs", str(home / "wrong.npz"))
+
+
+def test_what_cannot_be_is_refused_with_what_to_do(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InvalidRequest, match="no input that may come encoded"):
+        ask(home, capsys, "--encoded-bytes", "5000")
+    with pytest.raises(ConfigError, match="raspberry-pi-4"):
+        ask(home, capsys, "--device", "no-such-board")
+    with pytest.raises(SystemExit):
+        ask(home, capsys, "--rate-mbit", "0")
+
+
+def test_people_get_a_table_and_one_sentence_why(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    plan.add_arguments(parser)
+    assert plan.run(parser.parse_args([str(home / "tiny.onnx"), "--cache", str(home / "cache")])) == 0
+    shown = capsys.readouterr().out
+    assert "* local" in shown
+    assert "why: local is expected first" in shown
