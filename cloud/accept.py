@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from cloud.session import Companion, Session
+from cloud.companion import Companion
+from cloud.session import Session
 from split.transport.channel import Channel
 
 log = logging.getLogger(__name__)

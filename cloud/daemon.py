@@ -9,12 +9,12 @@ import signal
 
 from cloud.accept import Reception
 from cloud.admission import Admission, Bounds
+from cloud.companion import Companion
 from cloud.config import CompanionConfig
 from cloud.executor.local import LocalExecutor
 from cloud.health import HealthServer
 from cloud.metrics import Metrics
 from cloud.segments import Segments
-from cloud.session import Companion
 from cloud.store import ModelStore
 from cloud.version import VERSION
 from cloud.workbench import ChildWorkbench

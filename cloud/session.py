@@ -8,23 +8,16 @@ Reply or one Refused, unless it was cancelled or the session ended; nothing abou
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import math
-import statistics
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from cloud.admission import Admission
-from cloud.executor import Done, TailExecutor, Work
-from cloud.metrics import Metrics
-from cloud.segments import PreparedModel, Segments
-from cloud.store import ModelStore
-from split.codec.golden import golden_inputs, sample
+from cloud.companion import Companion
+from cloud.executor import Work
+from cloud.openings import MAX_TEXT, Opened, Openings, check_feeds
 from split.codec.image import ImageSpec, prepare_image
 from split.codec.payload import CODECS, decode, encode
 from split.errors import (
@@ -36,8 +29,8 @@ from split.errors import (
     Overloaded,
     RemoteProtocolError,
 )
-from split.ids import OFFLOAD_CUT, CutId
-from split.tensor import Array, Tensors, TensorSpec, dtype_name
+from split.ids import OFFLOAD_CUT
+from split.tensor import Tensors, dtype_name
 from split.transport.channel import Buffer, Channel, Incoming
 from split.wire.messages import (
     Cancel,
@@ -45,68 +38,23 @@ from split.wire.messages import (
     Infer,
     Message,
     ModelChunk,
-    ModelNeed,
     ModelOffer,
-    ModelReady,
     Ping,
     Pong,
     Priority,
     Refused,
     Reply,
     SegmentOpen,
-    SegmentReady,
 )
 
 log = logging.getLogger(__name__)
 
 INLINE_BYTES = 1 << 20
 """Raw payloads up to here are decoded and encoded on the event loop: views or at most one copy, about 0.1 ms."""
-GOLDEN_RUNS = 3
-"""Timed golden runs after one that opens and warms up; the median of three shrugs off one disturbance."""
-MAX_MODELS = 256
-"""Models of one session; a device with more in use at once is broken."""
-MAX_SETUPS = 64
-"""Models and cuts being opened at once for one device; it asks for them one after the other."""
-MAX_GOLDEN_BYTES = 64 << 20
-"""Golden inputs as decoded: a few pictures."""
+MAX_NAME = 128
+"""Characters of a request id, digest or cut; a digest, the longest, has 71."""
 DRIFT_SHARE = 0.2
 """Weight of the latest run in the expected time of the next: follows a change within about five requests."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Companion:
-    """What all sessions of one companion share."""
-
-    store: ModelStore
-    segments: Segments
-    executor: TailExecutor
-    admission: Admission
-    metrics: Metrics
-    decoded_bytes: int
-    """Bound of one payload as decoded: a few compressed bytes must not become gigabytes."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Opened:
-    """A tail, or the whole model, that this session may ask for."""
-
-    path: Path
-    feeds: tuple[TensorSpec, ...]
-    outputs: tuple[str, ...]
-    expected_ms: float
-
-
-@dataclass(slots=True, kw_only=True)
-class _Offered:
-    """A model this session wants to use."""
-
-    offer: ModelOffer
-    preparing: asyncio.Task[None] | None = None
-    model: PreparedModel | None = None
-    """Set when it is ready."""
-    golden: Tensors = field(default_factory=dict)
-    opened: dict[str, _Opened] = field(default_factory=dict)
-    """By cut id, and `offload`."""
 
 
 class Session:
@@ -116,17 +64,14 @@ class Session:
         self._channel = channel
         self._companion = companion
         self._device = channel.peer.name
-        self._offered: dict[str, _Offered] = {}
-        self._refused: set[str] = set()
-        """Digests whose chunks may still be on their way after a refusal: they are let fall."""
         self._requests: dict[tuple[str, int], asyncio.Task[None]] = {}
-        self._setups: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._leaving = ""
         self._cut_off = False
         self._group = asyncio.TaskGroup()
         """Owner of all tasks of this session."""
+        self._openings = Openings(self._device, companion, self._group, self._send)
 
     async def run(self) -> None:
         """Until the channel is closed, by either side. Raises nothing of the peer's making."""
@@ -139,12 +84,12 @@ class Session:
                     await self._serve()
                 finally:
                     self._cut_off = True  # nothing is started any more
-                    for task in (*self._requests.values(), *self._setups):
+                    self._openings.cancel()
+                    for task in self._requests.values():
                         task.cancel()
         finally:
             self._companion.metrics.sessions.dec()
-            for digest in self._offered:
-                self._companion.store.release(digest, self._device)
+            self._openings.release()
             log.info("session closed device=%s reason=%r", device, self._channel.closed_because or "")
 
     def goodbye(self, reason: str) -> None:
@@ -174,18 +119,23 @@ class Session:
 
     async def _take(self, incoming: Incoming) -> None:
         match incoming.message:
-            case Infer(request_id="") | ModelOffer(digest="") | ModelChunk(digest="") | SegmentOpen(digest=""):
-                raise RemoteProtocolError("a message without the id or digest it is about cannot be answered")
-            case Infer() as infer:
+            case Infer(request_id=name, digest=digest, cut=cut) as infer:
+                _check_name(name)
+                _check_name(digest)
+                _check_name(cut)
                 self._begin_infer(infer, incoming)
             case Cancel() as cancel:
                 self._cancel(cancel)
-            case ModelOffer() as offer:
-                await self._offer(offer)
-            case ModelChunk() as chunk:
-                await self._chunk(chunk, incoming.payload)
-            case SegmentOpen() as wanted:
-                self._begin_setup(lambda: self._open_cut(wanted), digest=wanted.digest, cut=wanted.cut)
+            case ModelOffer(digest=digest) as offer:
+                _check_name(digest)
+                await self._openings.offer(offer)
+            case ModelChunk(digest=digest) as chunk:
+                _check_name(digest)
+                await self._openings.chunk(chunk, incoming.payload)
+            case SegmentOpen(digest=digest, cut=cut) as wanted:
+                _check_name(digest)
+                _check_name(cut)
+                self._openings.open(wanted)
             case Ping(nonce=nonce):
                 self._send(Pong(nonce=nonce), priority=Priority.CONTROL)
             case Pong():
@@ -229,13 +179,9 @@ class Session:
 
         task.add_done_callback(left)
 
-    def _find(self, infer: Infer) -> _Opened:
+    def _find(self, infer: Infer) -> Opened:
         """What this frame asks for, if exactly that was opened here; otherwise it is never answered (I6)."""
-        offered = self._offered.get(infer.digest)
-        opened = offered.opened.get(infer.cut) if offered is not None else None
-        if opened is None:
-            what = f"cut {infer.cut[:40]} of model {infer.digest[:80]}"
-            raise CompanionRefused("PLAN_MISMATCH", f"{what} was not opened in this session; open it first")
+        opened = self._openings.find(infer.digest, infer.cut)
         if infer.codec not in CODECS or infer.output_codec not in CODECS or infer.output_codec == "encoded":
             raise CompanionRefused(
                 "PLAN_MISMATCH",
@@ -247,15 +193,14 @@ class Session:
             )
         if not math.isfinite(infer.budget_ms):
             raise InvalidRequest(f"budget_ms must be a finite number, got {infer.budget_ms}")
-        known = {spec.name for spec in offered.model.card.outputs} if offered and offered.model else set()
-        unknown = [name for name in infer.outputs if name not in known]
+        unknown = [name for name in infer.outputs if name not in opened.model_outputs]
         if unknown:
             raise InvalidRequest(
-                f"output {unknown[0][:80]!r} is not the model's, which makes {', '.join(sorted(known))}"
+                f"output {unknown[0]!r} is not the model's, which makes {', '.join(sorted(opened.model_outputs))}"
             )
         return opened
 
-    async def _infer(self, infer: Infer, incoming: Incoming, opened: _Opened, deadline_at_s: float) -> None:
+    async def _infer(self, infer: Infer, incoming: Incoming, opened: Opened, deadline_at_s: float) -> None:
         try:
             began_at_s = time.monotonic()
             feeds = await self._decode(infer, incoming.payload)
@@ -318,7 +263,7 @@ class Session:
         self._send(
             Refused(
                 code=error.code,
-                message=str(error),
+                message=str(error)[:MAX_TEXT],
                 request_id=infer.request_id,
                 attempt=infer.attempt,
                 digest=infer.digest,
@@ -326,182 +271,6 @@ class Session:
             ),
             priority=Priority.URGENT,
         )
-
-    # -- models and cuts ----------------------------------------------------------------------------------------------
-
-    async def _offer(self, offer: ModelOffer) -> None:
-        digest, store = offer.digest, self._companion.store
-        try:
-            if len(self._offered) >= MAX_MODELS and digest not in self._offered:
-                raise Overloaded(f"this session uses {MAX_MODELS} models already; a new connection starts afresh")
-            self._drop_offer(digest)
-            missing = await asyncio.to_thread(store.offer, digest, self._device, offer.files)
-        except IsthmusError as error:
-            self._refuse_setup(error, digest=digest)
-            return
-        except OSError as error:
-            self._refuse_setup(_storage_error(error), digest=digest)
-            return
-        self._refused.discard(digest)
-        self._offered[digest] = _Offered(offer=offer)
-        self._send(ModelNeed(digest=digest, missing=tuple((offer.files[index][0], at) for index, at in missing)))
-        if not missing:
-            self._begin_preparing(self._offered[digest])
-
-    async def _chunk(self, chunk: ModelChunk, data: memoryview) -> None:
-        digest = chunk.digest
-        offered = self._offered.get(digest)
-        if offered is None and digest in self._refused:
-            return
-        try:
-            if offered is None:
-                raise InvalidRequest(f"model {digest[:80]} was not offered; offer it before sending its files")
-            index = next((i for i, (name, _, _) in enumerate(offered.offer.files) if name == chunk.file), None)
-            if index is None:
-                raise InvalidRequest(f"file {chunk.file[:80]!r} is not among those offered for {digest}")
-            whole = await asyncio.to_thread(
-                self._companion.store.write, digest, self._device, index, chunk.offset, data
-            )
-        except IsthmusError as error:
-            self._refuse_setup(error, digest=digest)
-            return
-        except OSError as error:
-            self._refuse_setup(_storage_error(error), digest=digest)
-            return
-        if whole and offered.preparing is None:
-            self._begin_preparing(offered)
-
-    def _begin_preparing(self, offered: _Offered) -> None:
-        offered.preparing = self._begin_setup(lambda: self._prepare(offered), digest=offered.offer.digest)
-
-    async def _prepare(self, offered: _Offered) -> None:
-        """From all bytes on disk to ModelReady: hashes, card, golden run."""
-        shared, offer = self._companion, offered.offer
-        if not await asyncio.to_thread(shared.store.finish, offer.digest, self._device):
-            raise InvalidRequest(f"model {offer.digest} was removed meanwhile; offer it again")
-        try:
-            await shared.segments.keep_only(shared.store.held)  # older models may have made room for this one
-            model = await shared.segments.prepare(offer.digest, shared.store.path(offer.digest), offer.dims)
-        except CompanionRefused as error:
-            if error.code == "DIGEST_MISMATCH":
-                await asyncio.to_thread(shared.store.remove, offer.digest)
-                shared.segments.forget(offer.digest)
-            raise
-        golden = _golden_of(offer, model.card.inputs)
-        whole = _Opened(
-            path=model.path,
-            feeds=model.card.inputs,
-            outputs=tuple(spec.name for spec in model.card.outputs),
-            expected_ms=0.0,
-        )
-        outputs = await self._golden_run(whole, golden)
-        offered.model, offered.golden = model, golden
-        offered.opened[OFFLOAD_CUT] = whole
-        shared.metrics.models_ready.inc()
-        log.info("model ready device=%s digest=%s whole_ms=%.2f", self._device, offer.digest, whole.expected_ms)
-        self._send(
-            # image_ms stays 0, unknown: what pictures will come is the contract's, the replies will tell.
-            ModelReady(digest=offer.digest, golden=_joined(sample(outputs)), whole_ms=whole.expected_ms)
-        )
-
-    async def _open_cut(self, wanted: SegmentOpen) -> None:
-        """Make the halves of a cut, run head ∘ tail on the golden inputs, answer SegmentReady."""
-        offered = self._offered.get(wanted.digest)
-        if offered is None or offered.model is None:
-            raise CompanionRefused(
-                "PLAN_MISMATCH", f"model {wanted.digest[:80]} is not ready in this session; offer it first"
-            )
-        model, golden = offered.model, offered.golden
-        card = await self._companion.segments.cut(model, CutId(wanted.cut), wanted.node_bitmap)
-        by_name = {spec.name: spec for spec in model.card.inputs}
-        boundary = tuple(spec.name for spec in card.boundary)
-        head = _Opened(
-            path=model.head(card.id),
-            feeds=tuple(by_name[name] for name in card.head_inputs),
-            outputs=tuple(dict.fromkeys((*boundary, *card.head_outputs))),
-            expected_ms=0.0,
-        )
-        tail = _Opened(
-            path=model.tail(card.id),
-            feeds=(*card.boundary, *(by_name[name] for name in card.tail_inputs)),
-            outputs=card.tail_outputs,
-            expected_ms=0.0,
-        )
-        made = await self._golden_run(head, {name: golden[name] for name in card.head_inputs}, times=0)
-        feeds = {name: made[name] for name in boundary} | {name: golden[name] for name in card.tail_inputs}
-        check_feeds(feeds, tail.feeds)
-        outputs = await self._golden_run(tail, feeds)
-        self._companion.executor.forget(head.path)  # heads run on devices
-        offered.opened[card.id] = tail
-        log.info(
-            "segment ready device=%s digest=%s cut=%s tail_ms=%.2f",
-            self._device,
-            wanted.digest,
-            card.id,
-            tail.expected_ms,
-        )
-        self._send(
-            SegmentReady(
-                digest=wanted.digest, cut=card.id, golden=_joined(sample(made | outputs)), tail_ms=tail.expected_ms
-            )
-        )
-
-    async def _golden_run(self, opened: _Opened, feeds: Tensors, *, times: int = GOLDEN_RUNS) -> Tensors:
-        """Open and run once, then `times` more for `opened.expected_ms` (their median); the first run's outputs."""
-        executor = self._companion.executor
-        await executor.open(opened.path)
-        runs: list[Done] = []
-        for _ in range(1 + times):
-            work = Work(
-                path=opened.path,
-                feeds=feeds,
-                outputs=opened.outputs,
-                device=self._device,
-                deadline_at_s=math.inf,
-                expected_ms=opened.expected_ms,
-            )
-            runs.append(await executor.run(work))
-        opened.expected_ms = statistics.median(run.run_ms for run in runs[1:] or runs)
-        return runs[0].outputs
-
-    def _begin_setup(self, work: Callable[[], Awaitable[None]], *, digest: str, cut: str = "") -> asyncio.Task[None]:
-        """Run one set-up step beside the requests; its failure becomes a Refused."""
-
-        async def guarded() -> None:
-            try:
-                if len(self._setups) > MAX_SETUPS:
-                    raise Overloaded(f"{MAX_SETUPS} models and cuts are being opened for this device; wait for them")
-                await work()
-            except IsthmusError as error:
-                self._refuse_setup(error, digest=digest, cut=cut)
-            except OSError as error:
-                self._refuse_setup(_storage_error(error), digest=digest, cut=cut)
-
-        task = self._group.create_task(guarded())
-        self._setups.add(task)
-        task.add_done_callback(self._setups.discard)
-        return task
-
-    def _drop_offer(self, digest: str) -> None:
-        """Nothing of this model is answered any more in this session (it is offered again, or failed)."""
-        offered = self._offered.pop(digest, None)
-        if offered is None:
-            return
-        if offered.preparing is not None and offered.preparing is not asyncio.current_task():
-            offered.preparing.cancel()
-        self._companion.store.release(digest, self._device)
-
-    def _refuse_setup(self, error: IsthmusError, *, digest: str, cut: str = "") -> None:
-        log.warning(
-            "refused device=%s digest=%s cut=%s code=%s error=%r", self._device, digest, cut, error.code, str(error)
-        )
-        self._companion.metrics.refusals.labels(error.code).inc()
-        if not cut:
-            self._drop_offer(digest)
-            if len(self._refused) >= MAX_MODELS:
-                self._refused.clear()
-            self._refused.add(digest)
-        self._send(Refused(code=error.code, message=str(error), digest=digest, cut=cut))
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
@@ -519,18 +288,10 @@ class Session:
                 self._group.create_task(self._channel.close("the device does not read what it is sent"))
 
 
-def _golden_of(offer: ModelOffer, inputs: Sequence[TensorSpec]) -> Tensors:
-    """The golden inputs that came with the offer, or the built-in ones of its dims."""
-    if offer.golden:
-        golden = decode(memoryview(offer.golden), max_bytes=MAX_GOLDEN_BYTES)
-        check_feeds(golden, inputs)
-        return golden
-    size = sum(spec.nbytes(offer.dims) for spec in inputs)
-    if size > MAX_GOLDEN_BYTES or any(dim < 0 for dim in offer.dims.values()):
-        raise InvalidRequest(
-            f"golden inputs of these dims would have {size} bytes, at most {MAX_GOLDEN_BYTES} are; give smaller ones"
-        )
-    return golden_inputs(inputs, offer.dims)
+def _check_name(name: str) -> None:
+    """What a message is about goes into the answer; without it, or with a book in its place, there can be none."""
+    if not 0 < len(name) <= MAX_NAME:
+        raise RemoteProtocolError(f"an id, digest or cut has 1 to {MAX_NAME} characters, one with {len(name)} came")
 
 
 def _decode_inputs(payload: memoryview, rules: Mapping[str, Mapping[str, object]], max_bytes: int) -> Tensors:
@@ -551,32 +312,3 @@ def _decode_inputs(payload: memoryview, rules: Mapping[str, Mapping[str, object]
 def _wanted(asked: tuple[str, ...], made: tuple[str, ...]) -> tuple[str, ...]:
     """Of the outputs asked for, those made here; the device keeps what its head made. Nothing asked: all."""
     return tuple(name for name in asked if name in made) if asked else made
-
-
-def _joined(tensors: Tensors) -> bytes:
-    return b"".join(bytes(part) for part in encode(tensors, "raw"))
-
-
-def _storage_error(error: OSError) -> CompanionRefused:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return CompanionRefused("DISK_FULL", f"the companion's disk is full ({error.strerror})")
-    return CompanionRefused("STORAGE_FAILED", f"the companion cannot store this: {error.strerror or error}")
-
-
-def check_feeds(feeds: Mapping[str, Array], specs: Sequence[TensorSpec]) -> None:
-    """InvalidRequest unless `feeds` are exactly these tensors by name, element type and rank.
-
-    Sizes are not compared: a boundary's shape is known only as far as shape inference went; the runtime checks them.
-    """
-    wanted = {spec.name: spec for spec in specs}
-    if feeds.keys() != wanted.keys():
-        raise InvalidRequest(
-            f"expected the tensors {', '.join(sorted(wanted)) or 'none'}, got {', '.join(sorted(feeds)) or 'none'}"
-        )
-    for name, array in feeds.items():
-        spec = wanted[name]
-        if dtype_name(array.dtype) != spec.dtype or array.ndim != len(spec.shape):
-            raise InvalidRequest(
-                f"tensor {name!r} must have datatype {spec.dtype} and {len(spec.shape)} dims, got "
-                f"{dtype_name(array.dtype)} and shape {list(array.shape)}"
-            )

@@ -14,10 +14,11 @@ import onnx
 import pytest
 
 from cloud.admission import Admission, Bounds
+from cloud.companion import Companion
 from cloud.executor.local import LocalExecutor
 from cloud.metrics import Metrics
 from cloud.segments import Segments
-from cloud.session import Companion, Session
+from cloud.session import Session
 from cloud.store import ModelStore
 from split.codec.payload import decode, encode
 from split.graph.card import CutCard, ModelCard

@@ -533,6 +533,25 @@ async def test_a_message_no_device_sends_ends_the_session_and_no_other(house, ch
     assert isinstance(await good.next(), Reply)
 
 
+@pytest.mark.parametrize("name", ["", "x" * 129, "x" * 500_000])
+@pytest.mark.parametrize("field", ["request_id", "digest", "cut"])
+async def test_a_name_too_long_to_be_sent_back_ends_the_session(house, chain, feeds, field, name):
+    device = house.connect()
+    device.channel.send(*chain.infer(feeds, **{field: name}))
+    async with asyncio.timeout(30):
+        await device.task
+    assert f"one with {len(name)} came" in device.session._channel.closed_because
+
+
+async def test_a_refusal_names_what_came_but_not_all_of_it(house, chain):
+    device = house.connect()
+    await device.bring(chain)
+    device.channel.send(*chain.infer({f"{number:04}" + "x" * 4000: np.zeros(1) for number in range(500)}))
+    refused = await device.next()
+    assert refused.code == "INVALID_REQUEST"
+    assert len(refused.message) <= 2000
+
+
 async def test_after_its_goodbye_a_companion_answers_what_it_took_and_takes_nothing_new(house, chain, feeds):
     device = house.connect()
     await device.bring(chain)

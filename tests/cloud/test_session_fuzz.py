@@ -27,7 +27,7 @@ def any_message(generator: random.Random, model) -> tuple[object, list[bytes]]:
     odd = [
         "",
         "offload",
-        "x" * 200,
+        "x" * 100,
         "sha256:",
         "\u0000",
         "sha256:" + "0" * 64,

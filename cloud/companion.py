@@ -1,0 +1,22 @@
+"""What all sessions of one companion share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cloud.admission import Admission
+from cloud.executor import TailExecutor
+from cloud.metrics import Metrics
+from cloud.segments import Segments
+from cloud.store import ModelStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Companion:
+    store: ModelStore
+    segments: Segments
+    executor: TailExecutor
+    admission: Admission
+    metrics: Metrics
+    decoded_bytes: int
+    """Bound of one payload as decoded: a few compressed bytes must not become gigabytes."""

@@ -1,0 +1,337 @@
+"""What one session brought and opened: models on their way, their golden runs, the cuts that may be asked for. Requests
+are the session's own business.
+
+A step that takes long (hashes, cutting, golden runs) is a task of the session's group; its failure becomes a Refused
+and the session lives on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import math
+import statistics
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cloud.companion import Companion
+from cloud.executor import Done, Work
+from cloud.segments import PreparedModel
+from split.codec.golden import golden_inputs, sample
+from split.codec.payload import decode, encode
+from split.errors import CompanionRefused, InvalidRequest, IsthmusError, Overloaded
+from split.ids import OFFLOAD_CUT, CutId
+from split.tensor import Array, Tensors, TensorSpec, dtype_name
+from split.wire.messages import (
+    Message,
+    ModelChunk,
+    ModelNeed,
+    ModelOffer,
+    ModelReady,
+    Refused,
+    SegmentOpen,
+    SegmentReady,
+)
+
+log = logging.getLogger(__name__)
+
+GOLDEN_RUNS = 3
+"""Timed golden runs after one that opens and warms up; the median of three shrugs off one disturbance."""
+MAX_MODELS = 256
+"""Models of one session; a device with more in use at once is broken."""
+MAX_SETUPS = 64
+"""Models and cuts being opened at once for one device; it asks for them one after the other."""
+MAX_GOLDEN_BYTES = 64 << 20
+"""Golden inputs as decoded: a few pictures."""
+MAX_TEXT = 2000
+"""Characters of a refusal: some name what came, and what came may be long."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Opened:
+    """A tail, or the whole model, that this session may ask for."""
+
+    path: Path
+    feeds: tuple[TensorSpec, ...]
+    """Tensors it takes: the boundary and the inputs the tail needs, or the model's inputs."""
+    outputs: tuple[str, ...]
+    """Outputs made here."""
+    model_outputs: frozenset[str]
+    """All outputs of the model: asking for one that the head made is right, answering it is the device's."""
+    expected_ms: float = 0.0
+    """Of the next run."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Offered:
+    """A model this session wants to use."""
+
+    offer: ModelOffer
+    preparing: asyncio.Task[None] | None = None
+    model: PreparedModel | None = None
+    """Set when it is ready."""
+    golden: Tensors = field(default_factory=dict)
+    opened: dict[str, Opened] = field(default_factory=dict)
+    """By cut id, and `offload`."""
+
+
+class Openings:
+    """The models and cuts of one session. `group` owns the tasks, `send` queues a message to the device."""
+
+    def __init__(
+        self, device: str, companion: Companion, group: asyncio.TaskGroup, send: Callable[[Message], None]
+    ) -> None:
+        self._device = device
+        self._companion = companion
+        self._group = group
+        self._send = send
+        self._offered: dict[str, _Offered] = {}
+        self._refused: set[str] = set()
+        """Digests whose chunks may still be on their way after a refusal: they are let fall."""
+        self._setups: set[asyncio.Task[None]] = set()
+
+    def find(self, digest: str, cut: str) -> Opened:
+        """What was opened under exactly this digest and cut; refused with PLAN_MISMATCH otherwise (I6)."""
+        offered = self._offered.get(digest)
+        opened = offered.opened.get(cut) if offered is not None else None
+        if opened is None:
+            raise CompanionRefused(
+                "PLAN_MISMATCH", f"cut {cut} of model {digest} was not opened in this session; open it first"
+            )
+        return opened
+
+    def cancel(self) -> None:
+        """The session ends: no step goes on."""
+        for task in self._setups:
+            task.cancel()
+
+    def release(self) -> None:
+        """After `cancel`, when the tasks have ended: this session uses no model any more."""
+        for digest in self._offered:
+            self._companion.store.release(digest, self._device)
+        self._offered.clear()
+
+    async def offer(self, offer: ModelOffer) -> None:
+        """Take an offer: ModelNeed at once, ModelReady when all is here, or Refused."""
+        digest, store = offer.digest, self._companion.store
+        try:
+            if len(self._offered) >= MAX_MODELS and digest not in self._offered:
+                raise Overloaded(f"this session uses {MAX_MODELS} models already; a new connection starts afresh")
+            self._drop(digest)
+            missing = await asyncio.to_thread(store.offer, digest, self._device, offer.files)
+        except IsthmusError as error:
+            self._refuse(error, digest=digest)
+            return
+        except OSError as error:
+            self._refuse(_storage_error(error), digest=digest)
+            return
+        self._refused.discard(digest)
+        self._offered[digest] = _Offered(offer=offer)
+        self._send(ModelNeed(digest=digest, missing=tuple((offer.files[index][0], at) for index, at in missing)))
+        if not missing:
+            self._begin_preparing(self._offered[digest])
+
+    async def chunk(self, chunk: ModelChunk, data: memoryview) -> None:
+        """Store a piece; the last one begins the preparing."""
+        digest = chunk.digest
+        offered = self._offered.get(digest)
+        if offered is None and digest in self._refused:
+            return
+        try:
+            if offered is None:
+                raise InvalidRequest(f"model {digest[:80]} was not offered; offer it before sending its files")
+            index = next((i for i, (name, _, _) in enumerate(offered.offer.files) if name == chunk.file), None)
+            if index is None:
+                raise InvalidRequest(f"file {chunk.file[:80]!r} is not among those offered for {digest}")
+            whole = await asyncio.to_thread(
+                self._companion.store.write, digest, self._device, index, chunk.offset, data
+            )
+        except IsthmusError as error:
+            self._refuse(error, digest=digest)
+            return
+        except OSError as error:
+            self._refuse(_storage_error(error), digest=digest)
+            return
+        if whole and offered.preparing is None:
+            self._begin_preparing(offered)
+
+    def _begin_preparing(self, offered: _Offered) -> None:
+        offered.preparing = self._begin(lambda: self._prepare(offered), digest=offered.offer.digest)
+
+    async def _prepare(self, offered: _Offered) -> None:
+        """From all bytes on disk to ModelReady: hashes, card, golden run."""
+        shared, offer = self._companion, offered.offer
+        if not await asyncio.to_thread(shared.store.finish, offer.digest, self._device):
+            raise InvalidRequest(f"model {offer.digest} was removed meanwhile; offer it again")
+        try:
+            await shared.segments.keep_only(shared.store.held)  # older models may have made room for this one
+            model = await shared.segments.prepare(offer.digest, shared.store.path(offer.digest), offer.dims)
+        except CompanionRefused as error:
+            if error.code == "DIGEST_MISMATCH":
+                await asyncio.to_thread(shared.store.remove, offer.digest)
+                shared.segments.forget(offer.digest)
+            raise
+        golden = _golden_of(offer, model.card.inputs)
+        whole = Opened(
+            path=model.path,
+            feeds=model.card.inputs,
+            outputs=tuple(spec.name for spec in model.card.outputs),
+            model_outputs=frozenset(spec.name for spec in model.card.outputs),
+        )
+        outputs = await self._golden_run(whole, golden)
+        offered.model, offered.golden = model, golden
+        offered.opened[OFFLOAD_CUT] = whole
+        shared.metrics.models_ready.inc()
+        log.info("model ready device=%s digest=%s whole_ms=%.2f", self._device, offer.digest, whole.expected_ms)
+        self._send(
+            # image_ms stays 0, unknown: what pictures will come is the contract's, the replies will tell.
+            ModelReady(digest=offer.digest, golden=_joined(sample(outputs)), whole_ms=whole.expected_ms)
+        )
+
+    def open(self, wanted: SegmentOpen) -> None:
+        """Begin to open a cut; answered by SegmentReady or Refused."""
+        self._begin(lambda: self._open_cut(wanted), digest=wanted.digest, cut=wanted.cut)
+
+    async def _open_cut(self, wanted: SegmentOpen) -> None:
+        """Make the halves of a cut, run head ∘ tail on the golden inputs, answer SegmentReady."""
+        offered = self._offered.get(wanted.digest)
+        if offered is None or offered.model is None:
+            raise CompanionRefused(
+                "PLAN_MISMATCH", f"model {wanted.digest[:80]} is not ready in this session; offer it first"
+            )
+        model, golden = offered.model, offered.golden
+        card = await self._companion.segments.cut(model, CutId(wanted.cut), wanted.node_bitmap)
+        by_name = {spec.name: spec for spec in model.card.inputs}
+        boundary = tuple(spec.name for spec in card.boundary)
+        head = Opened(
+            path=model.head(card.id),
+            feeds=tuple(by_name[name] for name in card.head_inputs),
+            outputs=tuple(dict.fromkeys((*boundary, *card.head_outputs))),
+            model_outputs=frozenset(spec.name for spec in model.card.outputs),
+        )
+        tail = Opened(
+            path=model.tail(card.id),
+            feeds=(*card.boundary, *(by_name[name] for name in card.tail_inputs)),
+            outputs=card.tail_outputs,
+            model_outputs=frozenset(spec.name for spec in model.card.outputs),
+        )
+        made = await self._golden_run(head, {name: golden[name] for name in card.head_inputs}, times=0)
+        feeds = {name: made[name] for name in boundary} | {name: golden[name] for name in card.tail_inputs}
+        check_feeds(feeds, tail.feeds)
+        outputs = await self._golden_run(tail, feeds)
+        self._companion.executor.forget(head.path)  # heads run on devices
+        offered.opened[card.id] = tail
+        log.info(
+            "segment ready device=%s digest=%s cut=%s tail_ms=%.2f",
+            self._device,
+            wanted.digest,
+            card.id,
+            tail.expected_ms,
+        )
+        self._send(
+            SegmentReady(
+                digest=wanted.digest, cut=card.id, golden=_joined(sample(made | outputs)), tail_ms=tail.expected_ms
+            )
+        )
+
+    async def _golden_run(self, opened: Opened, feeds: Tensors, *, times: int = GOLDEN_RUNS) -> Tensors:
+        """Open and run once, then `times` more for `opened.expected_ms` (their median); the first run's outputs."""
+        executor = self._companion.executor
+        await executor.open(opened.path)
+        runs: list[Done] = []
+        for _ in range(1 + times):
+            work = Work(
+                path=opened.path,
+                feeds=feeds,
+                outputs=opened.outputs,
+                device=self._device,
+                deadline_at_s=math.inf,
+                expected_ms=opened.expected_ms,
+            )
+            runs.append(await executor.run(work))
+        opened.expected_ms = statistics.median(run.run_ms for run in runs[1:] or runs)
+        return runs[0].outputs
+
+    def _begin(self, work: Callable[[], Awaitable[None]], *, digest: str, cut: str = "") -> asyncio.Task[None]:
+        """Run one set-up step beside the requests; its failure becomes a Refused."""
+
+        async def guarded() -> None:
+            try:
+                if len(self._setups) > MAX_SETUPS:
+                    raise Overloaded(f"{MAX_SETUPS} models and cuts are being opened for this device; wait for them")
+                await work()
+            except IsthmusError as error:
+                self._refuse(error, digest=digest, cut=cut)
+            except OSError as error:
+                self._refuse(_storage_error(error), digest=digest, cut=cut)
+
+        task = self._group.create_task(guarded())
+        self._setups.add(task)
+        task.add_done_callback(self._setups.discard)
+        return task
+
+    def _drop(self, digest: str) -> None:
+        """Nothing of this model is answered any more in this session (it is offered again, or failed)."""
+        offered = self._offered.pop(digest, None)
+        if offered is None:
+            return
+        if offered.preparing is not None and offered.preparing is not asyncio.current_task():
+            offered.preparing.cancel()
+        self._companion.store.release(digest, self._device)
+
+    def _refuse(self, error: IsthmusError, *, digest: str, cut: str = "") -> None:
+        log.warning(
+            "refused device=%s digest=%s cut=%s code=%s error=%r", self._device, digest, cut, error.code, str(error)
+        )
+        self._companion.metrics.refusals.labels(error.code).inc()
+        if not cut:
+            self._drop(digest)
+            if len(self._refused) >= MAX_MODELS:
+                self._refused.clear()
+            self._refused.add(digest)
+        self._send(Refused(code=error.code, message=str(error)[:MAX_TEXT], digest=digest, cut=cut))
+
+
+def _golden_of(offer: ModelOffer, inputs: Sequence[TensorSpec]) -> Tensors:
+    """The golden inputs that came with the offer, or the built-in ones of its dims."""
+    if offer.golden:
+        golden = decode(memoryview(offer.golden), max_bytes=MAX_GOLDEN_BYTES)
+        check_feeds(golden, inputs)
+        return golden
+    size = sum(spec.nbytes(offer.dims) for spec in inputs)
+    if size > MAX_GOLDEN_BYTES or any(dim < 0 for dim in offer.dims.values()):
+        raise InvalidRequest(
+            f"golden inputs of these dims would have {size} bytes, at most {MAX_GOLDEN_BYTES} are; give smaller ones"
+        )
+    return golden_inputs(inputs, offer.dims)
+
+
+def _joined(tensors: Tensors) -> bytes:
+    return b"".join(bytes(part) for part in encode(tensors, "raw"))
+
+
+def _storage_error(error: OSError) -> CompanionRefused:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return CompanionRefused("DISK_FULL", f"the companion's disk is full ({error.strerror})")
+    return CompanionRefused("STORAGE_FAILED", f"the companion cannot store this: {error.strerror or error}")
+
+
+def check_feeds(feeds: Mapping[str, Array], specs: Sequence[TensorSpec]) -> None:
+    """InvalidRequest unless `feeds` are exactly these tensors by name, element type and rank.
+
+    Sizes are not compared: a boundary's shape is known only as far as shape inference went; the runtime checks them.
+    """
+    wanted = {spec.name: spec for spec in specs}
+    if feeds.keys() != wanted.keys():
+        raise InvalidRequest(
+            f"expected the tensors {', '.join(sorted(wanted)) or 'none'}, got {', '.join(sorted(feeds)) or 'none'}"
+        )
+    for name, array in feeds.items():
+        spec = wanted[name]
+        if dtype_name(array.dtype) != spec.dtype or array.ndim != len(spec.shape):
+            raise InvalidRequest(
+                f"tensor {name!r} must have datatype {spec.dtype} and {len(spec.shape)} dims, got "
+                f"{dtype_name(array.dtype)} and shape {list(array.shape)}"
+            )
