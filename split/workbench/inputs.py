@@ -12,17 +12,21 @@ from split.tensor import Tensors, dtype_name
 
 
 def read_inputs(path: Path | None) -> Tensors | None:
-    """The tensors of the file by name; None for no file. InvalidRequest when it is missing, no `.npz`, or holds what is
-    no tensor of a supported type."""
+    """The tensors of the file by name; None for no file.
+
+    InvalidRequest when it is missing, no `.npz`, or holds what is no tensor of a supported type.
+    """
     if path is None:
         return None
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
+        with path.open("rb") as stream:  # numpy leaves a file open that turns out to be no archive
+            if not zipfile.is_zipfile(stream):
                 raise InvalidRequest(
-                    f"{path} is one array; expected an .npz file with one array for each input, by name"
+                    f"{path} is no .npz file; expected an archive with one array for each input, by name"
                 )
-            tensors = {name: archive[name] for name in archive.files}
+            stream.seek(0)
+            with np.load(stream, allow_pickle=False) as archive:
+                tensors: Tensors = {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise InvalidRequest(f"{path} is not there; expected an .npz file with the model's inputs") from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:

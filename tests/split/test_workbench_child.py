@@ -1,0 +1,118 @@
+"""The workbench as a child process: its errors keep their types, its death is a refusal, and it can be ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import onnx
+import onnx.parser
+import pytest
+
+from split.errors import CutRefused, InvalidModel, InvalidRequest, ModelUnavailable
+from split.graph.card import read_card
+from split.workbench import child
+from split.workbench.child import run_child, run_child_sync
+
+TEXT = """<ir_version: 8, opset_import: ["" : 18]>
+    g (float[2] x) => (float[2] y) { a = Neg(x)  y = Abs(a) }"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    onnx.save(onnx.parser.parse_model(TEXT), tmp_path / "model.onnx")
+    return tmp_path / "model.onnx"
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """Let the child be this Python code."""
+    monkeypatch.setattr(child, "_argv", lambda command: [sys.executable, "-c", code])
+
+
+async def test_a_model_is_prepared_and_its_progress_told(model: Path, tmp_path: Path) -> None:
+    told: list[tuple[str, float]] = []
+    await run_child(
+        ["prepare", str(model), "--cache", str(tmp_path / "cache")],
+        timeout_s=60,
+        on_progress=lambda stage, ratio: told.append((stage, ratio)),
+    )
+    [folder] = (tmp_path / "cache" / "models").iterdir()
+    assert len(read_card(folder).cuts) == 1
+    assert told[0] == ("read", 0.0)
+    assert told[-1] == ("done", 1.0)
+    assert [ratio for _, ratio in told] == sorted(ratio for _, ratio in told)
+
+
+async def test_it_works_from_any_working_directory(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    await run_child(["probe", str(model)], timeout_s=60)
+
+
+async def test_the_childs_error_keeps_its_type_and_sentence(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidModel, match=r"gone\.onnx is not a file"):
+        await run_child(["prepare", str(tmp_path / "gone.onnx"), "--folder", str(tmp_path)], timeout_s=60)
+    part = ["part", str(model), "--folder", str(tmp_path), "--cut", "0" * 12, "--bitmap", "01"]
+    with pytest.raises(CutRefused, match="the models differ"):
+        await run_child(part, timeout_s=60)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [("MODEL_UNAVAILABLE", ModelUnavailable), ("INVALID_REQUEST", InvalidRequest), ("CUT_REFUSED", CutRefused)],
+)
+async def test_each_code_becomes_its_error(monkeypatch: pytest.MonkeyPatch, code: str, kind: type[Exception]) -> None:
+    line = json.dumps({"error": {"code": code, "message": "why"}})
+    scripted(monkeypatch, f"print({line!r}); raise SystemExit(1)")
+    with pytest.raises(kind, match="why") as caught:
+        await run_child(["prepare", "m"], timeout_s=60)
+    assert type(caught.value) is kind
+
+
+async def test_a_child_killed_by_a_signal_is_an_invalid_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted(monkeypatch, f"import os; os.kill(os.getpid(), {int(signal.SIGSEGV)})")
+    with pytest.raises(InvalidModel, match=r"prepare of m\.onnx died by signal SIGSEGV"):
+        await run_child(["prepare", "m.onnx"], timeout_s=60)
+
+
+async def test_a_child_that_fails_without_a_word_of_ours_shows_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted(monkeypatch, "raise RuntimeError('something native')")
+    with pytest.raises(InvalidModel, match=r"failed \(1\): RuntimeError: something native"):
+        await run_child(["prepare", "m.onnx"], timeout_s=60)
+
+
+async def test_noise_on_stdout_does_not_disturb(monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted(monkeypatch, "print('noise'); print('[1]'); print('{\"progress\": 3}'); print('x' * (1 << 21))")
+    await run_child(["prepare", "m.onnx"], timeout_s=60)
+
+
+async def test_a_child_that_hangs_is_ended_at_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted(monkeypatch, "import threading; threading.Event().wait()")
+    with pytest.raises(InvalidModel, match=r"did not end within 0\.5 s"):
+        await run_child(["prepare", "m.onnx"], timeout_s=0.5)
+
+
+async def test_cancelling_ends_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted(
+        monkeypatch,
+        "import os, json, threading; print(json.dumps({'progress': [str(os.getpid()), 0]}), flush=True); "
+        "threading.Event().wait()",
+    )
+    started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    job = asyncio.create_task(
+        run_child(["prepare", "m"], timeout_s=60, on_progress=lambda pid, _: started.set_result(int(pid)))
+    )
+    pid = await started
+    job.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await job
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_the_blocking_twin_does_the_same(tmp_path: Path) -> None:
+    with pytest.raises(InvalidModel, match="is not a file"):
+        run_child_sync(["probe", str(tmp_path / "gone.onnx")], timeout_s=60)

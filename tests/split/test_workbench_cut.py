@@ -1,0 +1,117 @@
+"""From a file to a folder of parts: what lies there, what is refused, what only a run can tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx import numpy_helper
+
+from split.errors import CutRefused, InvalidModel, InvalidRequest
+from split.graph.card import read_card, read_cut
+from split.graph.cuts import bitmap_of, cut_from_nodes
+from split.graph.load import load_model
+from split.ids import CutId, ModelDigest
+from split.runtime.segment import OrtEngine
+from split.workbench.cut import folder_for, list_cuts, part, prepare
+
+DYNAMIC = """<ir_version: 8, opset_import: ["" : 18]>
+    g (float[n, 512] x) => (float[n, 256] y)
+    { a = Mul(x, W)  ra = Relu(a)  b, rest = Split<axis = 1, num_outputs = 2>(ra)  y = Neg(b) }"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    proto = onnx.parser.parse_model(DYNAMIC)
+    proto.graph.initializer.append(numpy_helper.from_array(np.linspace(-1, 1, 512, dtype=np.float32), "W"))
+    onnx.save(proto, tmp_path / "model.onnx")
+    return tmp_path / "model.onnx"
+
+
+def test_a_prepared_folder_holds_the_card_the_halves_and_the_weights_once(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "parts"
+    card = prepare(model, folder)
+    assert read_card(folder) == card
+    assert card.path == str(model)
+    assert [(spec.name, spec.shape) for spec in card.inputs] == [("x", ("n", 512))]
+    expected = {f"{cut.id}.{half}.onnx" for cut in card.cuts for half in ("head", "tail")}
+    assert {path.name for path in folder.iterdir()} == expected | {"card.json", "weights.bin"}
+    assert (folder / "weights.bin").stat().st_size == 2048
+
+
+def test_halves_of_a_dynamic_model_serve_every_size(model: Path, tmp_path: Path) -> None:
+    card = prepare(model, tmp_path / "parts", dims={"n": 3})
+    engine = OrtEngine()
+    whole = engine.open(model, threads=1)
+    for cut in card.cuts:
+        head = engine.open(tmp_path / "parts" / f"{cut.id}.head.onnx", threads=1)
+        tail = engine.open(tmp_path / "parts" / f"{cut.id}.tail.onnx", threads=1)
+        for n in (1, 3, 7):
+            x = np.arange(n * 512, dtype=np.float32).reshape(n, 512)
+            np.testing.assert_allclose(tail.run(head.run({"x": x}))["y"], whole.run({"x": x})["y"], rtol=1e-6)
+
+
+def test_listed_bytes_follow_the_inputs(model: Path) -> None:
+    one = list_cuts(model)
+    five = list_cuts(model, inputs={"x": np.zeros((5, 512), dtype=np.float32)})
+    assert [cut["id"] for cut in one["cuts"]] == [cut["id"] for cut in five["cuts"]]
+    last_one, last_five = one["cuts"][-1], five["cuts"][-1]
+    assert last_one["boundary"] == [{"name": "b", "dtype": "FP32", "shape": [1, 256]}]
+    assert last_five["boundary"] == [{"name": "b", "dtype": "FP32", "shape": [5, 256]}]
+    assert last_five["bytes"]["raw"] - last_one["bytes"]["raw"] == 4 * 256 * 4
+    assert last_five["bytes"]["fp16"] - last_one["bytes"]["fp16"] == 4 * 256 * 2
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ({}, "input 'x' is missing"),
+        ({"x": np.zeros((2, 512), dtype=np.float64)}, "must have datatype FP32, got FP64"),
+        ({"x": np.zeros((2, 511), dtype=np.float32)}, "must have shape"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(
+    model: Path, tmp_path: Path, inputs: dict[str, np.ndarray], words: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        prepare(model, tmp_path / "parts", inputs=inputs)
+
+
+def test_a_given_cut_is_made_on_demand_and_its_card_kept(model: Path, tmp_path: Path) -> None:
+    loaded = load_model(model)
+    wanted = cut_from_nodes(loaded, ["a"])
+    bitmap = bitmap_of(wanted.mask, len(loaded.nodes))
+    card = part(model, tmp_path / "parts", wanted.id, bitmap)
+    assert (card.id, card.node_bitmap) == (wanted.id, bitmap)
+    assert [spec.name for spec in card.boundary] == ["a"]
+    assert read_cut(tmp_path / "parts", wanted.id) == card
+    assert (tmp_path / "parts" / f"{wanted.id}.tail.onnx").is_file()
+
+
+def test_a_bitmap_of_another_cut_is_refused(model: Path, tmp_path: Path) -> None:
+    loaded = load_model(model)
+    wanted, other = cut_from_nodes(loaded, ["a"]), cut_from_nodes(loaded, ["a", "ra"])
+    with pytest.raises(CutRefused, match=f"means {other.id} in sha256:.* the models differ"):
+        part(model, tmp_path / "parts", wanted.id, bitmap_of(other.mask, len(loaded.nodes)))
+
+
+def test_a_card_read_back_from_nothing_says_so(tmp_path: Path) -> None:
+    with pytest.raises(InvalidModel, match="make the cut again"):
+        read_cut(tmp_path, CutId("0123456789ab"))
+
+
+def test_an_output_whose_type_nothing_declares_is_learnt_by_running(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 18, "com.microsoft" : 1]>
+        g (float[3] x) => (y) { a = com.microsoft.Gelu(x)  y = com.microsoft.Gelu(a) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
+    card = prepare(tmp_path / "model.onnx", tmp_path / "parts")
+    assert [(spec.name, spec.dtype, spec.shape) for spec in card.outputs] == [("y", "FP32", (3,))]
+
+
+def test_one_model_at_two_places_has_two_folders(tmp_path: Path) -> None:
+    folders = {folder_for(tmp_path, ModelDigest("sha256:00"), tmp_path / name) for name in ("a.onnx", "b.onnx")}
+    assert len(folders) == 2
+    assert {folder.parent for folder in folders} == {tmp_path / "models"}
