@@ -8,38 +8,36 @@ already has (`receive`); it takes frames to write from `next_frame`, one at a ti
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from split.errors import CompanionRefused, ConnectionLost, LocalProtocolError, Overloaded, RemoteProtocolError, TooLarge
+from split.errors import CompanionRefused, ConnectionLost, LocalProtocolError, RemoteProtocolError, TooLarge
 from split.wire.frames import (
     SKIPPABLE_FROM,
     Buffer,
     FrameHeader,
     FrameKind,
-    cut_into_frames,
     decode_header,
     decode_metadata,
     encode_metadata,
     may_have_payload,
 )
 from split.wire.limits import (
-    CONTROL_RESERVE_BYTES,
     DEFAULT_LIMITS,
     FRAME_HEADER_BYTES,
     KIB,
     MAX_HELLO_BYTES,
     MAX_MESSAGE_BYTES,
     MAX_METADATA_BYTES,
+    MAX_REASON_CHARACTERS,
     MAX_WAITING_PONGS,
-    MESSAGE_OVERHEAD_BYTES,
     Limits,
 )
 from split.wire.messages import PROTOCOL_MAJOR, Hello, Infer, Message, Ping, Pong, Priority, Refused, Reply
+from split.wire.outbox import Outbox, Outgoing
 
 _SCRATCH_BYTES: Final = 64 * KIB
 _DIRECT_FROM_BYTES: Final = 4 * KIB
@@ -66,21 +64,6 @@ class Received:
 
     message: Message
     payload: memoryview
-
-
-class _Outgoing:
-    """A message that is not yet out; `frames` is set when its first frame was made."""
-
-    __slots__ = ("frames", "left", "message", "metadata", "number", "payload", "priority")
-
-    def __init__(self, message: Message, metadata: bytes, payload: Sequence[Buffer], priority: Priority) -> None:
-        self.message = message
-        self.metadata = metadata
-        self.payload = payload
-        self.priority = priority
-        self.left = len(metadata) + sum(memoryview(part).nbytes for part in payload)
-        self.number = 0
-        self.frames: Iterator[bytes] | None = None
 
 
 class _Arriving:
@@ -127,14 +110,7 @@ class WireConnection:
         self.failure: RemoteProtocolError | CompanionRefused | None = None
         """What the peer did wrong, or its reason for refusing us; the connection is to be closed once set."""
         self._closed_because: str | None = None
-        # out
-        self._queues: dict[Priority, deque[_Outgoing]] = {priority: deque() for priority in Priority}
-        self._resets: deque[bytes] = deque()
-        self._queued_bytes = 0
-        self._counted_bytes = 0
-        self._waiting_pongs = 0
-        self._next_number = 1
-        # in
+        self._outbox = Outbox(queue_bytes=limits.queue_bytes, frame_bytes=limits.frame_bytes)
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._header = memoryview(bytearray(FRAME_HEADER_BYTES))
         self._header_filled = 0
@@ -143,14 +119,14 @@ class WireConnection:
         self._current: _Arriving | None = None
         self._body_left = 0
         self._direct_body = 0
-        self._enqueue(hello, (), Priority.CONTROL)
+        self._outbox.put(self._pack(hello, (), Priority.CONTROL))
 
     # ---- out
 
     @property
     def queued_bytes(self) -> int:
         """Bytes of messages accepted and not yet taken as frames."""
-        return self._queued_bytes
+        return self._outbox.queued_bytes
 
     def send(self, message: Message, payload: Sequence[Buffer] = (), priority: Priority = Priority.NORMAL) -> None:
         """Queue a message; the payload is not copied and must not change until its frames were taken.
@@ -167,11 +143,13 @@ class WireConnection:
             raise LocalProtocolError("a connection sends one Hello, its first message")
         if payload and not may_have_payload(message):
             raise LocalProtocolError(f"{type(message).__name__} carries no payload")
-        self._enqueue(message, payload, priority)
+        outgoing = self._pack(message, payload, priority)
+        self._outbox.require_room(outgoing)
+        self._outbox.put(outgoing)
 
-    def _enqueue(self, message: Message, payload: Sequence[Buffer], priority: Priority) -> None:
+    def _pack(self, message: Message, payload: Sequence[Buffer], priority: Priority) -> Outgoing:
         metadata = encode_metadata(message)
-        outgoing = _Outgoing(message, metadata, payload, priority)
+        outgoing = Outgoing(message, metadata, payload, priority)
         name = type(message).__name__
         bound = MAX_HELLO_BYTES if isinstance(message, Hello) else MAX_METADATA_BYTES
         if len(metadata) > bound:
@@ -180,34 +158,15 @@ class WireConnection:
             raise TooLarge(
                 f"{name} has {outgoing.left} bytes, the peer takes at most {self.peer_hello.max_message_bytes}"
             )
-        counted = self._counted_bytes + outgoing.left + MESSAGE_OVERHEAD_BYTES
-        room = self.limits.queue_bytes + (CONTROL_RESERVE_BYTES if priority is Priority.CONTROL else 0)
-        if counted > room and self._counted_bytes > 0:
-            raise Overloaded(
-                f"{name} of {outgoing.left} bytes does not fit: {self._queued_bytes} bytes wait for the link already, "
-                f"the bound is {self.limits.queue_bytes}"
-            )
-        self._queued_bytes += outgoing.left
-        self._counted_bytes = counted
-        self._queues[priority].append(outgoing)
+        return outgoing
 
     def forget(self, request_id: str, attempt: int) -> None:
         """Drop what is unsent of this request's Infer or Reply; the peer is told when part of it is already out."""
-        for queue in self._queues.values():
-            for outgoing in [entry for entry in queue if _is_of(entry.message, request_id, attempt)]:
-                self._drop(outgoing)
-                if outgoing.frames is not None:
-                    reset = FrameHeader(FrameKind.RESET, outgoing.priority, outgoing.number, 0, 0, 0)
-                    self._resets.append(reset.encode())
+        self._outbox.drop(lambda one: _is_of(one.message, request_id, attempt), reset=True)
 
     def next_frame(self) -> bytes | None:
         """The best frame now (a reset, else lowest priority number, else first come); None when nothing waits."""
-        if self._resets:
-            return self._resets.popleft()
-        for queue in self._queues.values():
-            if queue:
-                return self._frame_of(queue)
-        return None
+        return self._outbox.next_frame()
 
     def data_to_send(self, max_bytes: int) -> list[bytes]:
         """Frames worth about `max_bytes`: as many as fit, and at least one when anything waits."""
@@ -218,44 +177,12 @@ class WireConnection:
             room -= len(frame)
         return frames
 
-    def _frame_of(self, queue: deque[_Outgoing]) -> bytes:
-        outgoing = queue[0]
-        if outgoing.frames is None:
-            outgoing.number = self._next_number
-            self._next_number += 1
-            outgoing.frames = cut_into_frames(
-                outgoing.metadata,
-                outgoing.payload,
-                priority=outgoing.priority,
-                number=outgoing.number,
-                frame_bytes=self.limits.frame_bytes,
-            )
-        frame = next(outgoing.frames)
-        body_bytes = len(frame) - FRAME_HEADER_BYTES
-        outgoing.left -= body_bytes
-        self._queued_bytes -= body_bytes
-        self._counted_bytes -= body_bytes
-        if outgoing.left == 0:
-            queue.popleft()
-            self._counted_bytes -= MESSAGE_OVERHEAD_BYTES
-            if isinstance(outgoing.message, Pong):
-                self._waiting_pongs -= 1
-        return frame
-
     def refuse(self, code: str, message: str) -> None:
-        """Queue this side's last message, the reason for closing, in place of all that has not begun."""
-        for priority, queue in self._queues.items():
-            for outgoing in list(queue):
-                begun = outgoing.frames is not None or isinstance(outgoing.message, Hello)
-                if priority is not Priority.CONTROL or not begun:
-                    self._drop(outgoing)
-        self._enqueue(Refused(code=code, message=message), (), Priority.CONTROL)
+        """Queue this side's last message, the reason for closing, in place of all that can still be taken back."""
+        self._outbox.drop(_may_be_taken_back, reset=False)
+        refused = Refused(code=code, message=message[:MAX_REASON_CHARACTERS])
+        self._outbox.put(self._pack(refused, (), Priority.CONTROL))
         self._closed_because = message
-
-    def _drop(self, outgoing: _Outgoing) -> None:
-        self._queues[outgoing.priority].remove(outgoing)
-        self._queued_bytes -= outgoing.left
-        self._counted_bytes -= outgoing.left + MESSAGE_OVERHEAD_BYTES
 
     # ---- in
 
@@ -419,10 +346,9 @@ class WireConnection:
         return message
 
     def _answer(self, ping: Ping) -> None:
-        if self._waiting_pongs == MAX_WAITING_PONGS:
+        if self._outbox.count(Pong) >= MAX_WAITING_PONGS:
             raise RemoteProtocolError(f"{MAX_WAITING_PONGS} answers to pings wait already and the peer reads none")
-        self._waiting_pongs += 1
-        self._enqueue(Pong(nonce=ping.nonce), (), Priority.CONTROL)
+        self._outbox.put(self._pack(Pong(nonce=ping.nonce), (), Priority.CONTROL))
 
     def _fail(self, error: RemoteProtocolError | CompanionRefused) -> None:
         self.failure = error
@@ -436,3 +362,9 @@ class WireConnection:
 
 def _is_of(message: Message, request_id: str, attempt: int) -> bool:
     return isinstance(message, Infer | Reply) and message.request_id == request_id and message.attempt == attempt
+
+
+def _may_be_taken_back(outgoing: Outgoing) -> bool:
+    """All but the Hello, and what has begun of CONTROL: the refusal must come after these."""
+    kept = isinstance(outgoing.message, Hello) or outgoing.frames is not None
+    return outgoing.priority is not Priority.CONTROL or not kept

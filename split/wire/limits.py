@@ -26,6 +26,9 @@ MAX_MESSAGE_BYTES: Final = 2**32 - 1
 MAX_WAITING_PONGS: Final = 64
 """A peer that pings without reading the answers is cut off here."""
 
+MAX_REASON_CHARACTERS: Final = 1_000
+"""Of the message in a last Refused: what is wrong may be as long as what the peer sent."""
+
 HELLO_TIMEOUT_S: Final = 5.0
 """From the accepted socket to the peer's whole Hello: handshake and Hello are small; slower is an attack or no link."""
 

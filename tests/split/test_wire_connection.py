@@ -412,6 +412,31 @@ def test_after_an_error_the_peer_is_told_the_reason_and_nothing_else() -> None:
     assert "frame kind" in str(other.failure)
 
 
+def test_an_error_about_a_megabyte_is_told_in_a_short_sentence() -> None:
+    connection = WireConnection(hello())
+    connection.receive(HELLO_BYTES)
+    drain(connection)
+    metadata = msgspec.msgpack.encode({"t": "x" * 900_000})
+    pieces = [metadata[at : at + 200_000] for at in range(0, len(metadata), 200_000)]
+    connection.receive(frame(1, 2, pieces[0], metadata=len(metadata)))
+    for piece in pieces[1:]:
+        connection.receive(frame(2, 2, piece))
+    assert "no message of this protocol" in str(connection.failure)
+    (last,) = drain(connection)
+    assert len(last) < 4_200
+
+
+def test_a_ping_is_answered_and_an_error_is_told_although_the_queue_is_full() -> None:
+    connection = WireConnection(hello(), limits=Limits(queue_bytes=1))
+    connection.receive(message_bytes(1, HELLO_FIELDS | {"max_message_bytes": 2**30}, priority=0))
+    drain(connection)
+    connection.send(infer("a"), [bytes(8 * MIB)])
+    connection.receive(message_bytes(2, {"t": "ping", "nonce": 1}))
+    connection.receive(bytes(20))
+    tags = [msgspec.msgpack.decode(data[20:])["t"] for data in drain(connection)]
+    assert tags == ["refused"], "the pong had not begun and is taken back with the rest"
+
+
 def test_a_refusal_that_names_a_request_is_an_ordinary_message() -> None:
     left, right = pair()
     refused = Refused(code="PLAN_MISMATCH", message="no", request_id="a", attempt=1)

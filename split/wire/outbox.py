@@ -1,0 +1,102 @@
+"""What waits to be sent on one connection: messages by priority in, frames out, counted in bytes.
+
+No protocol state beyond what sending needs: numbers rise, at most one message per priority is begun and not out, and a
+message that is dropped half-way is followed by its RESET. What may be sent when is `connection.py`'s business.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+
+from split.errors import Overloaded
+from split.wire.frames import Buffer, FrameHeader, FrameKind, cut_into_frames
+from split.wire.limits import CONTROL_RESERVE_BYTES, FRAME_HEADER_BYTES, MESSAGE_OVERHEAD_BYTES
+from split.wire.messages import Message, Priority
+
+
+class Outgoing:
+    """A message that is not yet out; `frames` is set when its first frame was made."""
+
+    __slots__ = ("frames", "left", "message", "metadata", "number", "payload", "priority")
+
+    def __init__(self, message: Message, metadata: bytes, payload: Sequence[Buffer], priority: Priority) -> None:
+        self.message = message
+        self.metadata = metadata
+        self.payload = payload
+        self.priority = priority
+        self.left = len(metadata) + sum(memoryview(part).nbytes for part in payload)
+        self.number = 0
+        self.frames: Iterator[bytes] | None = None
+
+
+class Outbox:
+    """The queues of one connection, one per priority."""
+
+    def __init__(self, *, queue_bytes: int, frame_bytes: int) -> None:
+        self._queue_bytes = queue_bytes
+        self._frame_bytes = frame_bytes
+        self._queues: dict[Priority, deque[Outgoing]] = {priority: deque() for priority in Priority}
+        self._resets: deque[bytes] = deque()
+        self._next_number = 1
+        self._counted_bytes = 0
+        self.queued_bytes = 0
+        """Bytes of messages accepted and not yet taken as frames."""
+
+    def require_room(self, outgoing: Outgoing) -> None:
+        """Overloaded when this message does not fit; alone, any message does, and CONTROL has a reserve."""
+        room = self._queue_bytes + (CONTROL_RESERVE_BYTES if outgoing.priority is Priority.CONTROL else 0)
+        if self._counted_bytes and self._counted_bytes + outgoing.left + MESSAGE_OVERHEAD_BYTES > room:
+            raise Overloaded(
+                f"{type(outgoing.message).__name__} of {outgoing.left} bytes does not fit: {self.queued_bytes} bytes "
+                f"wait for the link already, the bound is {self._queue_bytes}"
+            )
+
+    def put(self, outgoing: Outgoing) -> None:
+        """Queue a message behind those of its priority, whatever waits already."""
+        self._queues[outgoing.priority].append(outgoing)
+        self.queued_bytes += outgoing.left
+        self._counted_bytes += outgoing.left + MESSAGE_OVERHEAD_BYTES
+
+    def drop(self, unwanted: Callable[[Outgoing], bool], *, reset: bool) -> None:
+        """Take out what is unwanted; with `reset` the peer is told of each that has begun."""
+        for outgoing in [one for one in chain.from_iterable(self._queues.values()) if unwanted(one)]:
+            self._queues[outgoing.priority].remove(outgoing)
+            self.queued_bytes -= outgoing.left
+            self._counted_bytes -= outgoing.left + MESSAGE_OVERHEAD_BYTES
+            if reset and outgoing.frames is not None:
+                header = FrameHeader(FrameKind.RESET, outgoing.priority, outgoing.number, 0, 0, 0)
+                self._resets.append(header.encode())
+
+    def count(self, kind: type[Message]) -> int:
+        """How many messages of that kind and of priority CONTROL wait."""
+        return sum(isinstance(one.message, kind) for one in self._queues[Priority.CONTROL])
+
+    def next_frame(self) -> bytes | None:
+        """The best frame now (a reset, else lowest priority number, else first come); None when nothing waits."""
+        if self._resets:
+            return self._resets.popleft()
+        queue = next((queue for queue in self._queues.values() if queue), None)
+        if queue is None:
+            return None
+        outgoing = queue[0]
+        if outgoing.frames is None:
+            outgoing.number = self._next_number
+            self._next_number += 1
+            outgoing.frames = cut_into_frames(
+                outgoing.metadata,
+                outgoing.payload,
+                priority=outgoing.priority,
+                number=outgoing.number,
+                frame_bytes=self._frame_bytes,
+            )
+        frame = next(outgoing.frames)
+        body_bytes = len(frame) - FRAME_HEADER_BYTES
+        outgoing.left -= body_bytes
+        self.queued_bytes -= body_bytes
+        self._counted_bytes -= body_bytes
+        if outgoing.left == 0:
+            queue.popleft()
+            self._counted_bytes -= MESSAGE_OVERHEAD_BYTES
+        return frame
