@@ -20,15 +20,13 @@ from split.ids import CutId
 from split.plan.decide import LOCAL_ROW, decide
 from split.plan.estimate import CloudQueue, Drift, Residual
 from split.plan.link import Link
-from split.plan.observation import Flags, Floats, Observation, RemoteView
+from split.plan.observation import Flags, Floats, LinkEstimate, Observation, RemoteView
 from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
 from split.plan.table import Column, PlanTable
 from split.profiles.contract import Contract
 from split.profiles.measured import ModelProfile
 
 PING_BYTES: Final = 64
-PROBE_BYTES: Final = 32 * 1024
-"""Long enough to tell 10 from 100 Mbit/s (26 against 2.6 ms), short enough to delay nobody."""
 PING_COST_BYTES: Final = 256
 """A ping and its pong on the wire: padding, frame, TLS record, TCP/IP headers and acknowledgements both ways."""
 PING_BUSY_S: Final = 0.5
@@ -36,6 +34,16 @@ PING_BUSY_S: Final = 0.5
 PING_IDLE_S: Final = 15.0
 BUSY_S: Final = 2.0
 """A decision within so many seconds is traffic."""
+PROBE_BYTES: Final = 32 * 1024
+PROBE_BYTES_MIN: Final = 1024
+PROBE_BURST_BYTES: Final = 4 * PROBE_BYTES
+PING_BURST_BYTES: Final = 128 * PING_COST_BYTES
+"""What may be spent at once after a quiet time: four of the heaviest probes, a minute of pings under traffic."""
+PROBE_MS: Final = 20.0
+"""A probe is as heavy as the link carries in so long, within these bounds: seen above the jitter, in nobody's way. The
+slower the link seems, the lighter the probe that shows that it has become faster."""
+PROBE_BUSY_S: Final = 3.0
+"""Under traffic that stays local, the rate is looked at so often."""
 RATE_SIGMA_MAX: Final = 0.5
 """A rate known worse than this (relative) is worth a probe."""
 
@@ -69,6 +77,25 @@ class _Model:
     """Before the first choice, remote plans must beat local as if it had been chosen."""
 
 
+class _Room:
+    """A token bucket: bytes that may be spent, refilled at a steady rate, never more than a burst."""
+
+    def __init__(self, bytes_per_hour: float, burst_bytes: float) -> None:
+        self._bytes_per_s = bytes_per_hour / 3600.0
+        self._most = min(burst_bytes, bytes_per_hour)
+        self._left = self._most
+        self._filled_at_s = -math.inf
+
+    def take(self, cost: float, now_s: float) -> bool:
+        """Spend it if it is there."""
+        refill = max(now_s - self._filled_at_s, 0.0) * self._bytes_per_s if self._bytes_per_s else 0.0
+        self._left, self._filled_at_s = min(self._most, self._left + refill), now_s
+        if cost > self._left:
+            return False
+        self._left -= cost
+        return True
+
+
 class Planner:
     """All models of one daemon and one companion at a time.
 
@@ -76,13 +103,14 @@ class Planner:
     `probe_bytes_per_hour`: what probes and pings may cost while nothing else informs about the link.
     """
 
-    def __init__(self, *, slowdown: float = 1.0, probe_bytes_per_hour: int = 2 * 1024 * 1024) -> None:
+    def __init__(self, *, slowdown: float = 1.0, probe_bytes_per_hour: int = 2_000_000) -> None:
         self._slowdown = slowdown
-        self._probe_bytes_per_s = probe_bytes_per_hour / 3600.0
-        self._probe_room_max = min(float(probe_bytes_per_hour), 4.0 * PROBE_BYTES)
-        self._probe_room = self._probe_room_max
-        self._probe_room_at_s = -math.inf
+        # Half each, so that neither starves the other.
+        self._ping_room = _Room(probe_bytes_per_hour / 2, PING_BURST_BYTES)
+        self._probe_room = _Room(probe_bytes_per_hour / 2, PROBE_BURST_BYTES)
         self._probed_at_s = -math.inf
+        self._weighed_at_s = -math.inf
+        """When the rate was last seen, or asked for."""
         self._decided_at_s = -math.inf
         self._heard_at_s = -math.inf
         self._models: dict[str, _Model] = {}
@@ -166,7 +194,7 @@ class Planner:
         """
         model = self._model(name)
         if self._lost:
-            self._lost = ""
+            self._lost, self._weighed_at_s = "", -math.inf
             for other in self._models.values():
                 other.ready = False
         speed = whole_ms / model.profile.whole_ms if whole_ms > 0.0 and model.profile.whole_ms > 0.0 else 1.0
@@ -212,18 +240,18 @@ class Planner:
 
     def observe_ping(self, rtt_ms: float, now_s: float, *, padding_bytes: int = 0) -> None:
         """A ping came back; `padding_bytes`: the weight that it carried up."""
-        self._link.observe(padding_bytes, 0.0, rtt_ms, now_s)
+        self._observe_link(padding_bytes, 0, rtt_ms, now_s)
 
     def observe_transfer(self, up_bytes: int, down_bytes: int, network_ms: float, now_s: float) -> None:
         """A request and its reply crossed the link; `network_ms` is without the companion's own time."""
-        self._link.observe(up_bytes, down_bytes, network_ms, now_s)
+        self._observe_link(up_bytes, down_bytes, network_ms, now_s)
         self._heard_at_s = now_s
 
     def observe_late(self, up_bytes: int, waited_ms: float, now_s: float) -> None:
         """A request was given up after `waited_ms`: the link took at least that long. Without it a link that became
         too slow to answer in time would never teach anything."""
         if waited_ms > self._link.estimate(now_s).transfer_ms(up_bytes, 0.0):
-            self._link.observe(up_bytes, 0.0, waited_ms, now_s)
+            self._observe_link(up_bytes, 0, waited_ms, now_s)
 
     def observe_cloud(self, name: str, plan: Plan, queue_ms: float, tail_ms: float) -> None:
         """A reply told how long this plan's rest waited and computed at the companion; it was observed as a transfer
@@ -269,29 +297,37 @@ class Planner:
     def probe_wanted(self, now_s: float) -> int:
         """Bytes of padding of a ping that would be worth its cost now; 0: none. What is returned counts as sent.
 
-        Every 0.5 s under traffic and every 15 s otherwise while no transfer informs; 32 KiB where the rate is unsure.
+        Only where no transfer informs. The round trip is asked for every 0.5 s under traffic and every 15 s otherwise;
+        the rate once after a connect, and under traffic every 3 s, or at once where it is unsure or has just surprised.
         """
         if not self._models or self._lost:
             return 0
-        self._probe_room = min(
-            self._probe_room_max,
-            self._probe_room + max(now_s - self._probe_room_at_s, 0.0) * self._probe_bytes_per_s,
-        )
-        self._probe_room_at_s = now_s
         link = self._link.estimate(now_s)
-        every_s = PING_BUSY_S if now_s - self._decided_at_s < BUSY_S else PING_IDLE_S
-        if link.age_s < every_s or now_s - self._probed_at_s < every_s:
+        busy = now_s - self._decided_at_s < BUSY_S
+        every_s = PING_BUSY_S if busy else PING_IDLE_S
+        if min(link.age_s, now_s - self._probed_at_s) < every_s and not self._first_weight_due(link, now_s):
             return 0
-        sigma_ms = math.sqrt(max(link.covariance[3], 0.0)) * PROBE_BYTES
-        rate_ms = link.up_ms_per_byte * PROBE_BYTES
-        unsure = self._link.observations > 0 and sigma_ms > max(RATE_SIGMA_MAX * rate_ms, 1.0)
-        for padding in (PROBE_BYTES, PING_BYTES) if unsure else (PING_BYTES,):
-            cost = padding + PING_COST_BYTES
-            if cost <= self._probe_room:
-                self._probe_room -= cost
-                self._probed_at_s = now_s
-                return padding
+        weight = int(min(max(PROBE_MS / link.up_ms_per_byte, PROBE_BYTES_MIN), PROBE_BYTES))
+        if self._weight_due(link, busy, now_s) and self._probe_room.take(weight + PING_COST_BYTES, now_s):
+            self._probed_at_s = self._weighed_at_s = now_s
+            return weight
+        if self._ping_room.take(PING_COST_BYTES, now_s):
+            self._probed_at_s = now_s
+            return PING_BYTES
         return 0
+
+    def _first_weight_due(self, link: LinkEstimate, now_s: float) -> bool:
+        """Right after the first ping of a connection nothing is known of the rate."""
+        return math.isinf(self._weighed_at_s) and link.age_s < math.inf and now_s - self._probed_at_s >= PING_BUSY_S
+
+    def _weight_due(self, link: LinkEstimate, busy: bool, now_s: float) -> bool:
+        if self._first_weight_due(link, now_s):
+            return True
+        if not busy or math.isinf(link.age_s):
+            return False
+        sigma_ms = math.sqrt(max(link.covariance[3], 0.0)) * PROBE_BYTES
+        unsure = sigma_ms > max(RATE_SIGMA_MAX * link.up_ms_per_byte * PROBE_BYTES, 1.0)
+        return unsure or self._link.surprised or now_s - self._weighed_at_s >= PROBE_BUSY_S
 
     # -- status -------------------------------------------------------------------------------------------------------
 
@@ -335,6 +371,11 @@ class Planner:
             remote_why_not=why_not,
             incumbent=model.incumbent,
         )
+
+    def _observe_link(self, up_bytes: int, down_bytes: int, network_ms: float, now_s: float) -> None:
+        self._link.observe(up_bytes, down_bytes, network_ms, now_s)
+        if up_bytes >= PROBE_BYTES_MIN:
+            self._weighed_at_s = now_s
 
     def _remote(self, model: _Model, now_s: float) -> RemoteView:
         queue_ms, queue_sigma_ms = self._queue.at(now_s)

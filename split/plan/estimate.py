@@ -34,6 +34,11 @@ class ChangeDetector:
     def __init__(self) -> None:
         self._above = self._below = self._size = 0.0
 
+    @property
+    def surprised(self) -> bool:
+        """A surprise has just been seen that would be a change if the next one confirms it."""
+        return self._size > 0.0 and max(self._above, self._below, self._size) >= self.SIZE_SLACK
+
     def changed(self, normalised: float) -> bool:
         """Feed (measured − expected) / expected standard deviation; True when it has changed (and start afresh)."""
         clipped = min(max(normalised, -self.CLIP), self.CLIP)

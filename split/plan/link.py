@@ -59,6 +59,11 @@ class Link:
         self._seen_at_s = -math.inf
         self.observations = 0
 
+    @property
+    def surprised(self) -> bool:
+        """The last observations did not fit; the next one tells a stall from a change."""
+        return self._detector.surprised
+
     def estimate(self, now_s: float) -> LinkEstimate:
         """What is known at `now_s`: its covariance is that of the next transfer (not knowing the link, grown since the
         last observation, and the link's own jitter)."""

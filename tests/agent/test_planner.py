@@ -236,6 +236,22 @@ def test_a_rate_that_is_unsure_is_worth_a_probe_of_weight() -> None:
     assert planner.probe_wanted(1.0) == PROBE_BYTES
 
 
+def test_a_link_that_recovers_is_found_again_while_everything_runs_here() -> None:
+    """Requests stay local at 1 Mbit/s and 4 a second; then the link is as fast as before, and only probes can tell."""
+    planner, now_s = connected_planner(), 1.0
+    for n in range(3):
+        planner.observe_transfer(50_000, 40, 400.0, now_s + n)
+    now_s += 3.0
+    assert choose(planner, now_s=now_s).chosen.plan != OFFLOAD
+    for _ in range(80):
+        now_s += 0.25
+        if size := planner.probe_wanted(now_s):
+            planner.observe_ping(1.0 + size * 0.00008, now_s, padding_bytes=size)
+        if choose(planner, now_s=now_s).chosen.plan == OFFLOAD:
+            break
+    assert choose(planner, now_s=now_s).chosen.plan == OFFLOAD
+
+
 def test_probes_never_cost_more_than_their_budget() -> None:
     budget = 100_000
     planner = connected_planner(probe_bytes_per_hour=budget)
