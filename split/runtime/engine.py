@@ -1,5 +1,5 @@
-"""The seam for anything that runs a segment: ONNX Runtime first, LiteRT or RKNN later. Blocking by nature: call it from a
-worker thread, never on the event loop.
+"""The seam for anything that runs a segment: ONNX Runtime first, LiteRT or RKNN later. Blocking by nature: call it
+from a worker thread, never on the event loop.
 """
 
 from __future__ import annotations
