@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import re
 import signal
+import socket
 import ssl
 import stat
 import subprocess
@@ -127,8 +129,6 @@ def test_serving_without_certificates_or_on_a_busy_port_fails_with_one_sentence(
     assert str(tmp_path / "id" / "cert.pem") in unready.stderr
     assert "Traceback" not in unready.stderr
     run("init", "--config", config)
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as busy:
         address = f"127.0.0.1:{busy.getsockname()[1]}"
         for key in ("ISTHMUS__LISTEN", "ISTHMUS__HTTP"):
@@ -166,6 +166,10 @@ async def test_a_device_is_served_from_its_certificate_to_the_goodbye(
 
 
 async def serve_one_device(port, folder, chain, feeds, process, http) -> None:
+    for garbage in (b"", b"GET / HTTP/1.1\r\n\r\n", random.Random(1).randbytes(1000), b"\x16\x03\x01"):
+        _, rude = await asyncio.open_connection("127.0.0.1", port)
+        rude.write(garbage)
+        rude.transport.abort()
     identity = Identity(cert=folder / "cert.pem", key=folder / "key.pem", ca=folder / "ca.pem")
     greeting = Hello(major=1, minor=0, agent="test", runtime="test", max_message_bytes=1 << 26, codecs=("raw",))
     channel = await dial("127.0.0.1", port, identity=identity, hello=greeting, timeout_s=10)
