@@ -8,23 +8,17 @@ also listed as an input is a constant: overriding it is not offered. No costs, n
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import onnx
 import onnx_ir as ir
 
 from split.errors import InvalidModel
+from split.graph.shapes import fill_in, is_unknown, is_weight
 from split.ids import ModelDigest
 from split.tensor import Dim, TensorSpec
-
-log = logging.getLogger(__name__)
-
-WEIGHT_BYTES_MIN: Final = 1024
-"""From here on a constant tensor is a weight: stored once, shared by all parts."""
 
 DTYPES: Final[Mapping[str, str]] = {
     "BOOL": "BOOL",
@@ -104,7 +98,7 @@ class Model:
     def unknown(self) -> tuple[str, ...]:
         """Activations and outputs whose element type or rank shape inference does not tell: learn them by running."""
         names = dict.fromkeys((*(name for node in self.nodes for name in node.makes), *self.output_names))
-        return tuple(name for name in names if name in self.values and _is_unknown(self.values[name]))
+        return tuple(name for name in names if name in self.values and is_unknown(self.values[name]))
 
     def spec(self, name: str) -> TensorSpec | str:
         """The spec of a value, or why it has none that can cross a boundary, as the end of a sentence."""
@@ -147,7 +141,7 @@ def build_model(
     for graph in [source.graph, *(g for g in source.graphs() if g is not source.graph)]:
         _hoist_constants(graph)
     in_file_order = list(source.graph)
-    blank = _infer(source, path)
+    blank = fill_in(source, path)
     ordered = _ordered(source.graph, path)
     constants: dict[str, ir.Value] = {name: v for name, v in source.graph.initializers.items() if v.const_value}
     constant_nodes: list[ir.Node] = []
@@ -179,7 +173,7 @@ def build_model(
     model.inputs = tuple(model._public(name, "input") for name in inputs)
     for name in model.output_names:
         value = values.get(name) or constants[name]
-        if not _is_unknown(value):
+        if not is_unknown(value):
             model._public(name, "output")
     return model
 
@@ -203,111 +197,6 @@ def bodies(node: ir.Node) -> list[ir.Graph]:
         elif attribute.type == ir.AttributeType.GRAPHS:
             found.extend(attribute.as_graphs())
     return found
-
-
-def infer_shapes(source: ir.Model, at: Mapping[str, Sequence[int]] | None = None, *, hints: bool) -> onnx.ModelProto:
-    """ONNX shape inference on a copy without weights, the inputs in `at` having those shapes.
-
-    `hints`: let the file's own value_info in (it may be stale). Raises whatever the C++ inference raises.
-    """
-    proto = _without_weights(source)
-    if not hints:
-        del proto.graph.value_info[:]
-    if at is not None:
-        for value in proto.graph.input:
-            for dim, size in zip(value.type.tensor_type.shape.dim, at.get(value.name, ()), strict=False):
-                dim.dim_value = size
-        for value in proto.graph.output:
-            value.type.tensor_type.ClearField("shape")
-    return onnx.shape_inference.infer_shapes(proto, data_prop=True)
-
-
-def concrete_shapes(model: Model, at: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """Shapes of all values when the inputs have the shapes in `at`, as far as shape inference tells; what it does not
-    tell is missing."""
-    try:
-        proto = infer_shapes(model.source, at, hints=False)
-    except Exception as error:  # the C++ inference raises whatever it meets
-        log.info("%s: no shapes at %s: %s", model.path, dict(at), error)
-        return {}
-    shapes: dict[str, tuple[int, ...]] = {}
-    for info in (*proto.graph.value_info, *proto.graph.input, *proto.graph.output):
-        shape = info.type.tensor_type.shape
-        if info.type.tensor_type.HasField("shape") and all(dim.HasField("dim_value") for dim in shape.dim):
-            shapes[info.name] = tuple(dim.dim_value for dim in shape.dim)
-    return shapes
-
-
-def _without_weights(source: ir.Model) -> onnx.ModelProto:
-    """The model as a message whose weights are named but not there."""
-    kept: list[tuple[ir.Value, ir.TensorProtocol]] = []
-    try:
-        for graph in source.graphs():
-            for value in graph.initializers.values():
-                tensor = value.const_value
-                if tensor is not None and is_weight(tensor):
-                    kept.append((value, tensor))
-                    value.const_value = ir.ExternalTensor(
-                        "weights",
-                        0,
-                        tensor.nbytes,
-                        tensor.dtype,
-                        shape=ir.Shape(tensor.shape.numpy()),
-                        name=str(value.name),
-                    )
-        return ir.serde.serialize_model(source)
-    finally:
-        for value, tensor in kept:
-            value.const_value = tensor
-
-
-def is_weight(tensor: ir.TensorProtocol) -> bool:
-    """True for tensors that are stored once for all parts of a model."""
-    return tensor.dtype != ir.DataType.STRING and tensor.nbytes >= WEIGHT_BYTES_MIN
-
-
-def _infer(source: ir.Model, path: Path) -> str:
-    """Fill in types and shapes; returns why there can be no cuts when inference lost the graph, else ''."""
-    before = len(source.graph)
-    given = {str(v.name): (v.type, v.shape) for node in source.graph for v in node.outputs if v.name}
-    public = {str(v.name) for v in source.graph.outputs}
-    for hints in (False, True):
-        try:
-            proto = infer_shapes(source, hints=hints)
-        except Exception as error:  # the C++ inference raises whatever it meets
-            log.info("%s: shape inference gave up: %s", path, error)
-            continue
-        if len(proto.graph.node) != before:
-            reason = f"shape inference turned {before} nodes into {len(proto.graph.node)}"
-            log.warning("%s: %s; the original graph is kept and not cut", path, reason)
-            return reason
-        found = {info.name: info.type for info in (*proto.graph.value_info, *proto.graph.output)}
-        missing = False
-        for node in source.graph:
-            for value in node.outputs:
-                name = str(value.name)
-                if name not in given or (hints and not _is_unknown(value)):
-                    continue
-                kind = found.get(name)
-                if kind is not None and kind.WhichOneof("value") is not None:
-                    value.type = ir.serde.deserialize_type_proto_for_type(kind)
-                    shape = ir.serde.deserialize_type_proto_for_shape(kind)
-                    value.shape = _tidy(shape) if shape is not None else None
-                elif name not in public and not hints:
-                    value.type, value.shape = given[name]
-                missing |= _is_unknown(value)
-        if not missing:
-            break
-    return ""
-
-
-def _tidy(shape: ir.Shape) -> ir.Shape:
-    """Without the names that inference makes up for dims it does not know."""
-    dims: list[int | str | None] = []
-    for dim in shape:
-        name = dim if isinstance(dim, int) else dim.value
-        dims.append(None if isinstance(name, str) and name.startswith("unk__") else name)
-    return ir.Shape(dims)
 
 
 def _hoist_constants(graph: ir.Graph) -> None:
@@ -376,14 +265,6 @@ def _graph_node(node: ir.Node, constants: Mapping[str, ir.Value], bit: int) -> G
     reads = tuple(str(v.name) for v in read_values(node) if v.name not in constants)
     op = f"{node.domain}.{node.op_type}" if node.domain not in {"", "ai.onnx"} else node.op_type
     return GraphNode(key=makes[0], op=op, reads=reads, makes=makes, bit=bit, source=node)
-
-
-def _is_unknown(value: ir.Value) -> bool:
-    if value.type is None:
-        return True
-    if not isinstance(value.type, ir.TensorType):
-        return False
-    return value.dtype in {None, ir.DataType.UNDEFINED} or value.shape is None
 
 
 def _spec(value: ir.Value) -> TensorSpec | str:

@@ -20,7 +20,8 @@ import onnx_ir as ir
 
 from split.errors import CutRefused, InvalidModel, ModelUnavailable
 from split.graph.cuts import Cut
-from split.graph.model import Model, is_weight, read_values
+from split.graph.model import Model, read_values
+from split.graph.shapes import is_weight
 
 WEIGHTS_FILE: Final = "weights.bin"
 PAGE_BYTES: Final = 4096

@@ -20,8 +20,9 @@ from split.errors import CutRefused, InvalidModel, IsthmusError
 from split.graph.card import CutCard, ModelCard, write_card, write_cut
 from split.graph.cuts import Cut, all_prefix_cuts, candidates, compute_shares, cut_card, cut_from_mask, mask_of
 from split.graph.load import load_model
-from split.graph.model import Model, concrete_shapes
+from split.graph.model import Model
 from split.graph.partition import share_weights, whole_with, write_parts, write_whole
+from split.graph.shapes import concrete_shapes
 from split.ids import CutId, ModelDigest
 from split.runtime.segment import OrtEngine
 from split.tensor import Tensors, TensorSpec, bind_dims, dtype_name
@@ -173,7 +174,7 @@ def settle(
     else:
         bind_dims(model.inputs, inputs)
         feeds = {spec.name: inputs[spec.name] for spec in model.inputs}
-    model.shapes = concrete_shapes(model, {name: array.shape for name, array in feeds.items()})
+    model.shapes = concrete_shapes(model.source, {name: array.shape for name, array in feeds.items()})
     unsettled = [name for name in model.values if name not in model.shapes and _showable(model, name)]
     names = list(dict.fromkeys((*model.unknown, *unsettled)))
     if names:

@@ -23,7 +23,8 @@ from split.graph.cuts import (
     mask_of,
 )
 from split.graph.load import load_model
-from split.graph.model import Model, concrete_shapes
+from split.graph.model import Model
+from split.graph.shapes import concrete_shapes
 from split.ids import cut_id
 
 TWO_WAYS = """g (float[2] x) => (float[2] y) { a = Neg(x)  b = Abs(x)  c = Relu(b)  y = Add(a, c) }"""
@@ -35,7 +36,7 @@ def load(folder: Path, text: str, **weights: tuple[int, ...]) -> Model:
         proto.graph.initializer.append(numpy_helper.from_array(np.ones(shape, dtype=np.float32), name))
     onnx.save(proto, folder / "model.onnx")
     model = load_model(folder / "model.onnx")
-    model.shapes = concrete_shapes(model, {})
+    model.shapes = concrete_shapes(model.source, {})
     return model
 
 

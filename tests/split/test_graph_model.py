@@ -10,7 +10,8 @@ import pytest
 
 from split.graph.cost import node_flops
 from split.graph.load import load_model
-from split.graph.model import Model, concrete_shapes
+from split.graph.model import Model
+from split.graph.shapes import concrete_shapes
 
 
 def load(folder: Path, text: str, *, backwards: bool = False) -> Model:
@@ -105,7 +106,7 @@ def test_symbolic_dims_keep_their_names_and_made_up_names_are_dropped(tmp_path: 
 
 def test_shapes_follow_the_inputs_sizes(tmp_path: Path) -> None:
     model = load(tmp_path, "g (float[b, c] x) => (float[c, b] y) { a = Neg(x)  y = Transpose(a) }")
-    shapes = concrete_shapes(model, {"x": (3, 5)})
+    shapes = concrete_shapes(model.source, {"x": (3, 5)})
     assert (shapes["a"], shapes["y"]) == ((3, 5), (5, 3))
 
 
@@ -129,5 +130,5 @@ def test_shapes_follow_the_inputs_sizes(tmp_path: Path) -> None:
 )
 def test_costs_are_the_textbook_counts(tmp_path: Path, text: str, flops: int) -> None:
     model = load(tmp_path, text)
-    model.shapes = concrete_shapes(model, {})
+    model.shapes = concrete_shapes(model.source, {})
     assert node_flops(model) == (flops,)

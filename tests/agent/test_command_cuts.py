@@ -1,0 +1,122 @@
+"""`isthmus cuts` and `isthmus check`: what they print, how they end, and what MODEL may be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from agent import cli
+from agent.commands import check
+
+TEXT = """<ir_version: 8, opset_import: ["" : 18]>
+    g (float[n, 4] x) => (float[n, 4] y) { a = Neg(x)  y = Abs(a) }"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model in a repository as its newest version, 10; version 9 is no model at all."""
+    for version in ("9", "10"):
+        (tmp_path / "models" / "tiny" / version).mkdir(parents=True)
+    (tmp_path / "models" / "tiny" / "9" / "model.onnx").write_bytes(b"old")
+    path = tmp_path / "models" / "tiny" / "10" / "model.onnx"
+    onnx.save(onnx.parser.parse_model(TEXT), path)
+    return path
+
+
+def test_cuts_prints_the_agreed_json(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "in.npz", x=np.zeros((5, 4), dtype=np.float32))
+    assert cli.run(["cuts", str(model), "--inputs", str(tmp_path / "in.npz"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == ["model", "digest", "cuts"]
+    [cut] = found["cuts"]
+    assert set(cut) == {"id", "boundary", "bytes", "compute_share", "nodes"}
+    assert cut["boundary"] == [{"name": "a", "dtype": "FP32", "shape": [5, 4]}]
+    assert set(cut["bytes"]) == {"raw", "fp16", "int8"}
+    assert (cut["compute_share"], cut["nodes"]) == (0.5, 1)
+
+
+def test_a_name_means_its_newest_version(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["cuts", "tiny", "--models", str(tmp_path / "models"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"] == str(model)
+
+
+def test_the_repository_may_come_from_the_configuration(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "agent.yaml"
+    config.write_text(f"models: {tmp_path}/models\nstate_dir: {tmp_path}/state\ncache_dir: {tmp_path}/cache\n")
+    monkeypatch.setenv("ISTHMUS_CONFIG", str(config))
+    assert cli.run(["check", "tiny", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["model"] == str(model)
+    assert [cut["boundary"] for cut in found["cuts"]] == [["a"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["cuts", "absent"], "--models DIR or --config FILE"),
+        (["cuts", "absent", "--models", "MODELS"], "known there: tiny"),
+        (["cuts", "tiny", "--models", "MODELS/none"], "is not a folder"),
+        (["cuts", "MODELS/tiny/9/model.onnx"], "cannot be decoded"),
+        (["cuts", "MODELS/tiny/10/model.onnx", "--inputs", "MODELS/none.npz"], "is not there"),
+        (["check", "MODELS/tiny/10/model.onnx", "--cuts", "abc"], "cut abc is none of model.onnx"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence_and_exit_1(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert cli.run([word.replace("MODELS", str(tmp_path / "models")) for word in arguments]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert words in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_the_tables_name_the_cut_and_its_verdict(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["cuts", str(model)]) == 0
+    table = capsys.readouterr().out
+    assert "a FP32[1,4]" in table
+    assert "50.0%" in table
+    assert cli.run(["check", str(model), "--cuts", "all"]) == 0
+    assert "1 equal, 0 different, 0 refused" in capsys.readouterr().out
+
+
+def test_check_keeps_the_outputs_and_a_model_without_cuts_says_why(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["check", str(model), "--outputs", str(tmp_path / "out"), "--json"]) == 0
+    [cut] = json.loads(capsys.readouterr().out)["cuts"]
+    with np.load(tmp_path / "out" / f"{cut['id']}.npz") as kept:
+        assert kept.files == ["y"]
+    onnx.save(onnx.parser.parse_model(TEXT.replace("y = Abs(a)", "").replace("a = Neg", "y = Neg")), model)
+    assert cli.run(["cuts", str(model)]) == 0
+    assert "no cuts: the model has fewer than two nodes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("difference", "status"), [(None, 0), (0.0, 0), (1e-5, 0), (1.01e-5, 1), (1e300, 1)])
+def test_a_difference_above_one_in_a_hundred_thousand_fails(
+    model: Path, monkeypatch: pytest.MonkeyPatch, difference: float | None, status: int
+) -> None:
+    cut = {"id": "0" * 12, "legal": True, "reason": "", "boundary": [], "max_abs": difference, "max_rel": difference}
+
+    def write_result(command: list[str], **_: object) -> None:
+        Path(command[command.index("--out") + 1]).write_text(json.dumps([cut]))
+
+    monkeypatch.setattr(check, "run_child_sync", write_result)
+    assert cli.run(["check", str(model)]) == status
+
+
+def test_a_plot_is_drawn_or_the_way_to_get_one_is_said(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = cli.run(["cuts", str(model), "--plot", str(tmp_path / "cuts.png")])
+    if status == 0:
+        assert (tmp_path / "cuts.png").read_bytes().startswith(b"\x89PNG")
+    else:
+        assert "pip install matplotlib" in capsys.readouterr().err
