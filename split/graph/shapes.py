@@ -1,8 +1,8 @@
 """Types and shapes of a graph's values, as far as ONNX shape inference tells them.
 
 Inference runs on a copy without weights, so it costs the same for a model of any size; the file's own claims about
-inner values are believed only where inference has none (they may be stale). What it does not tell, a dry run shows: that
-is the workbench's business.
+inner values are believed only where inference has none (they may be stale). What it does not tell, a dry run shows:
+that is the business of the workbench.
 """
 
 from __future__ import annotations
