@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from split.errors import CutRefused, IsthmusError
+from split.errors import CutRefused, EngineFailed, IsthmusError
 from split.graph.cuts import Cut, all_prefix_cuts, candidates
 from split.graph.load import load_model
 from split.graph.model import Model
@@ -38,8 +38,8 @@ def check_cuts(
     """Run each cut's halves one after the other and compare with the whole on the same inputs (golden ones by default).
 
     `cuts`: `candidates`, `all` (every boundary of a topological order, refused ones with the reason) or ids out of
-    these. `outputs_dir` keeps each cut's outputs as `ID.npz`. InvalidModel when the whole does not run, CutRefused for
-    an id this model does not have.
+    these. `outputs_dir` keeps each cut's outputs as `ID.npz`. InvalidModel when the whole cannot be opened,
+    EngineFailed when it does not run on these inputs, CutRefused for an id this model does not have.
     """
     engine = OrtEngine()
     on_progress("read", 0.0)
@@ -52,7 +52,12 @@ def check_cuts(
         feeds = settle(model, folder, inputs=inputs)
         chosen = _chosen(model, cuts)
         whole = engine.open(model_path, threads=threads)
-        expected = whole.run(feeds, model.output_names)
+        try:
+            expected = whole.run(feeds, model.output_names)
+        except EngineFailed as error:
+            if inputs is not None:
+                raise
+            raise EngineFailed(f"{error}; with golden inputs, symbolic dims being 1: give real ones") from error
         whole.close()
         results = []
         for done, cut in enumerate(chosen):
