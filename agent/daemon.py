@@ -10,7 +10,7 @@ import signal
 from agent.compute import Compute
 from agent.config import AgentConfig
 from agent.fingerprint import Fingerprint, take_fingerprint
-from agent.golden import golden_on_device, warm_up
+from agent.golden import Golden
 from agent.health import Health
 from agent.http_api import HttpApi
 from agent.intake import Intake
@@ -27,7 +27,7 @@ from agent.version import VERSION
 from split.codec.image import image_fingerprint
 from split.codec.payload import CODECS
 from split.errors import ConfigError
-from split.identity.certificates import Identity
+from split.identity.contexts import Identity
 from split.profiles.address import HostPort
 from split.runtime.segment import OrtEngine, usable_threads
 from split.runtime.store import SegmentStore
@@ -40,6 +40,8 @@ from split.wire.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, Hello
 log = logging.getLogger(__name__)
 
 DIAL_TIMEOUT_S = 5.0
+MAX_BODY_BYTES = 64 << 20
+"""One request: a batch of a hundred 224 × 224 pictures as tensors. One caller must not take the whole budget."""
 
 
 class Daemon:
@@ -75,6 +77,7 @@ class Daemon:
         self._stack.callback(compute.close)
         store = SegmentStore(self._engine, threads=threads, budget_bytes=config.budget_bytes)
         self._stack.callback(store.clear)
+        golden = Golden(compute)
         planner = Planner(slowdown=config.emulation.slowdown, probe_bytes_per_hour=config.link.probe_bytes_per_hour)
         metrics = Metrics(version=VERSION)
         journal = Journal(metrics)
@@ -82,7 +85,7 @@ class Daemon:
             companions=[str(address) for address in config.companions],
             dial=self._dial,
             planner=planner,
-            golden=lambda model, cut: golden_on_device(compute, model, cut),
+            golden=golden,
             backoff=Backoff(),
         )
 
@@ -99,7 +102,9 @@ class Daemon:
             folder=config.models,
             cache_dir=config.cache_dir,
             store=store,
-            warm_up=lambda model: warm_up(compute, model),
+            warm_up=golden.warm_up,
+            runtime=self._engine.name,
+            machine=fingerprint.digest,
             on_ready=model_ready,
             on_gone=model_gone,
         )
@@ -125,7 +130,11 @@ class Daemon:
         self._stack.push_async_callback(repository.close)
         uplink.start()
         self._stack.push_async_callback(uplink.close)
-        self.http = HttpApi(self.service, max_body_bytes=config.limits.inflight_bytes)
+        self.http = HttpApi(
+            self.service,
+            max_body_bytes=min(MAX_BODY_BYTES, config.limits.inflight_bytes),
+            inflight_bytes=config.limits.inflight_bytes,
+        )
         await self.http.start(config.listen.http, config.listen.unix)
         self._stack.push_async_callback(self.http.stop)
         watchdog = asyncio.create_task(health.keep_watchdog_fed(), name="watchdog")

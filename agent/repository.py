@@ -132,7 +132,10 @@ def file_is(path: Path, size: int, sha256: str) -> bool:
 
 
 class Repository:
-    """Owns the entries and the tasks that load them. `on_ready` and `on_gone` tell planner and uplink."""
+    """Owns the entries and the tasks that load them.
+
+    `runtime`, `machine`: what a profile must have been measured on. `on_ready` and `on_gone` tell planner and uplink.
+    """
 
     def __init__(
         self,
@@ -140,6 +143,8 @@ class Repository:
         folder: Path,
         cache_dir: Path,
         store: SegmentStore,
+        runtime: str,
+        machine: str,
         warm_up: Callable[[ServedModel], Awaitable[None]],
         on_ready: Callable[[ServedModel], None],
         on_gone: Callable[[ServedModel], None],
@@ -147,6 +152,8 @@ class Repository:
         self._folder = folder
         self._cache_dir = cache_dir
         self._store = store
+        self._runtime = runtime
+        self._machine = machine
         self._warm_up = warm_up
         self._on_ready = on_ready
         self._on_gone = on_gone
@@ -247,7 +254,7 @@ class Repository:
             images=contract.encoded(),
             labels=load_labels(contract, contract_path.parent),
             folder=folder,
-            profile=read_profile(folder),
+            profile=self._profile(folder, card.digest),
             store=self._store,
         )
         await self._warm_up(model)
@@ -258,13 +265,19 @@ class Repository:
         """Costs measured (or read from the cache), then the planner may choose."""
         model = entry.model
         assert model is not None
-        if model.profile is None or model.profile.digest != model.digest:
+        if model.profile is None:
             async with self._bench:
                 await self._child(entry, "profile", "--folder", str(model.folder))
-            model.profile = read_profile(model.folder)
+            model.profile = self._profile(model.folder, model.digest)
             if model.profile is None:
                 raise InvalidModel(f"the profile of {entry.name!r} could not be read back from {model.folder}")
         self._on_ready(model)
+
+    def _profile(self, folder: Path, digest: ModelDigest) -> ModelProfile | None:
+        """The profile in `folder` if it was measured on this device as it is now."""
+        profile = read_profile(folder)
+        fits = profile and profile.holds_for(digest=digest, runtime=self._runtime, fingerprint=self._machine)
+        return profile if fits else None
 
     async def _card(self, entry: Entry) -> tuple[Path, ModelCard]:
         """The model's folder in the cache and its card, made by the workbench when none fits the file as it is now."""

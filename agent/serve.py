@@ -12,7 +12,6 @@ sending in the uplink; this file only says in which order, and what happens when
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +22,10 @@ from agent.lateness import Lateness
 from agent.planner import Planner
 from agent.stages import Prepared, finish, prepare, whole
 from agent.uplink import RemoteReply, Uplink
-from split.errors import ChannelError, DeadlineExceeded, EngineFailed, IsthmusError
+from split.errors import DeadlineExceeded, EngineFailed, InvalidRequest, IsthmusError
 from split.ids import OFFLOAD_CUT
 from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate
 from split.tensor import Tensors
-from split.transport.channel import Buffer
 from split.wire.messages import Infer, Priority
 
 ATTEMPT = 1
@@ -105,10 +103,13 @@ class Serve:
         plan = decision.chosen.plan
         if plan.placement is Placement.LOCAL:
             return await self._locally(request, decision, Prepared.nothing(request), fallback="")
-        prepared = await self._prepare(request, plan)
+        prepared = Prepared.nothing(request)
         try:
-            remote = self._send(request, plan, prepared.payload)
-        except ChannelError as error:
+            prepared = await self._prepare(request, plan)
+            remote = self._send(request, plan, prepared)
+        except InvalidRequest:
+            raise
+        except IsthmusError as error:  # a head that does not open, a companion that is gone: it still runs here
             return await self._locally(request, decision, prepared, fallback=str(error))
         try:
             return await self._first_answer(request, decision, prepared, remote)
@@ -129,8 +130,9 @@ class Serve:
                 self._planner.observe_edge(request.model.name, plan, stage, prepared.stages_ms[stage])
         return prepared
 
-    def _send(self, request: InferenceRequest, plan: Plan, payload: Sequence[Buffer]) -> asyncio.Future[RemoteReply]:
+    def _send(self, request: InferenceRequest, plan: Plan, prepared: Prepared) -> asyncio.Future[RemoteReply]:
         assert plan.codec is not None
+        made_there = None if plan.cut is None else request.model.card.cut(plan.cut).tail_outputs
         message = Infer(
             request_id=request.id,
             attempt=ATTEMPT,
@@ -138,10 +140,10 @@ class Serve:
             cut=plan.cut or OFFLOAD_CUT,
             codec=plan.codec,
             budget_ms=(request.deadline_at_s - _now()) * 1000,
-            outputs=request.outputs,
+            outputs=tuple(name for name in request.outputs if made_there is None or name in made_there),
             encoded=request.model.image_rules() if plan.codec == "encoded" else {},
         )
-        return self._uplink.infer(message, payload, priority=Priority.NORMAL)
+        return self._uplink.infer(message, prepared.payload, priority=Priority.NORMAL)
 
     async def _first_answer(
         self,
@@ -187,12 +189,17 @@ class Serve:
         """The whole model, or the tail from the boundary that is there."""
         name, cut = request.model.name, prepared.cut
         work = (lambda: whole(request, prepared)) if cut is None else (lambda: finish(request, prepared))
-        timed = await self._compute.run(
-            work, deadline_at_s=request.deadline_at_s, expected_ms=self._planner.finish_ms(name, cut)
-        )
+        expected_ms = self._planner.finish_ms(name, cut) if request.model.profile is not None else 0.0
+        try:
+            timed = await self._compute.run(work, deadline_at_s=request.deadline_at_s, expected_ms=expected_ms)
+        except IsthmusError as error:
+            if cut is None:
+                raise
+            whole_again = Prepared.nothing(request)  # the tail does not open or run: the whole may
+            return await self._locally(request, decision, whole_again, fallback=f"{fallback}; then: {error}")
         outputs, measured = timed.value
         self._scale(measured, *measured)
-        for stage, ms in measured.items():
+        for stage, ms in measured.items() if request.model.profile is not None else ():
             self._planner.observe_edge(name, LOCAL if cut is None else decision.chosen.plan, stage, ms)
         stages_ms = {**prepared.stages_ms, **measured}
         stages_ms["queue"] = prepared.stages_ms.get("queue", 0.0) + timed.queue_ms

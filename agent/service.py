@@ -99,6 +99,7 @@ class DaemonService:
             platform="onnx_onnxv1",
             inputs=model.card.inputs,
             outputs=model.card.outputs,
+            encoded=frozenset(model.images),
         )
 
     def contract(self, name: str) -> dict[str, Any]:

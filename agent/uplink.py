@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.golden import Golden
 from agent.planner import Planner
 from agent.repository import ServedModel
 from split.codec.golden import differs
@@ -26,13 +27,14 @@ from split.errors import (
     ChannelError,
     CompanionRefused,
     ConnectionLost,
+    IdentityError,
     IsthmusError,
     RemoteProtocolError,
 )
 from split.ids import CutId
 from split.tensor import Tensors
 from split.transport.channel import Buffer, Channel, Incoming
-from split.transport.retry import Backoff
+from split.transport.retry import IDENTITY_RETRY_S, Backoff
 from split.wire.messages import (
     Cancel,
     Goodbye,
@@ -92,8 +94,6 @@ class _Waiting:
 _Key = tuple[str, str, str]
 """(model | segment, digest, cut)."""
 
-GoldenRun = Callable[[ServedModel, CutId | None], Awaitable[Tensors]]
-"""Sampled golden outputs of the whole (None), or sampled boundary and outputs of a cut, run on this device."""
 Dial = Callable[[str], Awaitable[Channel]]
 
 
@@ -101,7 +101,7 @@ class Uplink:
     """Lives as long as the daemon. All methods are called on its event loop."""
 
     def __init__(
-        self, *, companions: Sequence[str], dial: Dial, planner: Planner, golden: GoldenRun, backoff: Backoff
+        self, *, companions: Sequence[str], dial: Dial, planner: Planner, golden: Golden, backoff: Backoff
     ) -> None:
         self._companions = tuple(companions)
         self._dial = dial
@@ -177,8 +177,11 @@ class Uplink:
 
     def abandon(self, request_id: str, attempt: int) -> None:
         """Nobody waits any more: unsent bytes are dropped, the companion is told."""
-        if self._waiting.pop((request_id, attempt), None) is None or self._channel is None:
+        waiting = self._waiting.pop((request_id, attempt), None)
+        if waiting is None or self._channel is None:
             return
+        now_s = self._now()
+        self._planner.observe_late(waiting.up_bytes, (now_s - waiting.sent_at_s) * 1000, now_s)
         self._channel.forget(request_id, attempt)
         try:
             self._channel.send(Cancel(request_id=request_id, attempt=attempt), priority=Priority.CONTROL)
@@ -201,10 +204,12 @@ class Uplink:
     async def _keep_connected(self) -> None:
         for address in itertools.cycle(self._companions):
             self.address = address
+            refused = False
             try:
                 channel = await self._dial(address)
             except (IsthmusError, OSError, TimeoutError) as error:
                 self.state = f"cannot connect: {error or 'timed out'}"
+                refused = isinstance(error, IdentityError) and len(self._companions) == 1
             else:
                 started_at_s = self._now()
                 try:
@@ -218,7 +223,7 @@ class Uplink:
                 if self._now() - started_at_s > STABLE_S:
                     self._backoff.succeeded()
             self._planner.companion_lost(f"companion {address} {self.state}", self._now())
-            delay_s = self._backoff.failed()
+            delay_s = max(self._backoff.failed(), IDENTITY_RETRY_S if refused else 0.0)
             log.warning("companion=%s %s; next try in %.1f s", address, self.state, delay_s)
             await asyncio.sleep(delay_s)
 
@@ -361,6 +366,7 @@ class Uplink:
             digest=model.digest,
             files=model.card.files,
             dims=model.profile.dims if model.profile is not None else {},
+            golden=await self._golden.offered(model),
         )
         with self._expecting(("model", model.digest, "")) as answers:
             channel.send(offer)
@@ -369,7 +375,7 @@ class Uplink:
                 await self._send_files(channel, model, need)
             ready = await _next(answers)
         assert isinstance(ready, ModelReady), ready
-        mine = await self._golden(model, None)
+        mine = await self._golden.run(model, None)
         theirs = decode(memoryview(ready.golden), max_bytes=1 << 26)
         if (why := differs(theirs, mine)) is not None:
             raise CompanionRefused("DIFFERENT_NUMBERS", f"the companion computes this model differently: {why}")
@@ -402,7 +408,7 @@ class Uplink:
             log.warning("model=%s cut=%s refused by %s: %s", model.name, cut, self.address, error)
             return
         assert isinstance(ready, SegmentReady), ready
-        mine = await self._golden(model, cut)
+        mine = await self._golden.run(model, cut)
         if (why := differs(decode(memoryview(ready.golden), max_bytes=1 << 26), mine)) is not None:
             log.warning("model=%s cut=%s computed differently by %s: %s", model.name, cut, self.address, why)
             return

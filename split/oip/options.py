@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from split.errors import InvalidRequest
 from split.ids import CutId
 from split.oip.infer import OipRequest, Scalar
 from split.oip.tensors import shown
+from split.profiles.contract import PRIVACY_ORDER, Privacy
+
+Word = TypeVar("Word", bound=str)
 
 MODES: Final = ("auto", "local", "split", "offload")
 CODECS: Final = ("raw", "fp16", "int8", "encoded")
-PRIVACY: Final = ("any", "no-raw-input", "local-only")
 
 MAX_DEADLINE_MS: Final = 3_600_000
 """One hour: a longer wait is a mistake in the unit."""
@@ -34,8 +36,7 @@ class RequestOptions:
     """One of `CODECS`; not with mode local."""
     deadline_ms: float | None = None
     """The smaller of `isthmus.deadline_ms` and `timeout` (µs); None when the caller gave neither."""
-    privacy: str = "any"
-    """One of `PRIVACY`."""
+    privacy: Privacy = "any"
     priority: int = 0
     """As Triton has it: 1 is the highest, 0 the model's default."""
 
@@ -67,14 +68,17 @@ def isthmus_options(request: OipRequest) -> RequestOptions:
         cut=None if cut is None else CutId(cut),
         codec=codec,
         deadline_ms=_deadline_ms(parameters.get("isthmus.deadline_ms"), parameters.get("timeout")),
-        privacy=_choice(parameters.get("isthmus.privacy"), "isthmus.privacy", PRIVACY) or "any",
+        privacy=_choice(parameters.get("isthmus.privacy"), "isthmus.privacy", PRIVACY_ORDER) or "any",
         priority=_whole(parameters.get("priority"), "priority", MAX_PRIORITY),
     )
 
 
-def _choice(value: object, key: str, allowed: Sequence[str]) -> str | None:
-    if value is None or (isinstance(value, str) and value in allowed):
-        return value
+def _choice(value: object, key: str, allowed: Sequence[Word]) -> Word | None:
+    if value is None:
+        return None
+    for word in allowed:
+        if value == word:
+            return word
     raise InvalidRequest(f"parameter {key} must be one of {', '.join(allowed)}, got {shown(value)}")
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from split.oip.infer import ModelMetadata
-from split.oip.options import CODECS, MAX_DEADLINE_MS, MAX_PRIORITY, MODES, PRIVACY
+from split.oip.options import CODECS, MAX_DEADLINE_MS, MAX_PRIORITY, MODES
+from split.profiles.contract import PRIVACY_ORDER
 from split.tensor import TensorSpec
 
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -98,7 +99,7 @@ def _parameters() -> dict[str, Any]:
         "isthmus.cut": {"type": "string", "pattern": "^[0-9a-f]{12}$"},
         "isthmus.codec": {"enum": list(CODECS)},
         "isthmus.deadline_ms": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_DEADLINE_MS},
-        "isthmus.privacy": {"enum": list(PRIVACY)},
+        "isthmus.privacy": {"enum": list(PRIVACY_ORDER)},
         "priority": {"type": "integer", "minimum": 0, "maximum": MAX_PRIORITY},
         "timeout": {
             "type": "integer",

@@ -1,0 +1,212 @@
+"""The daemon as a whole in this process: real HTTP, real onnxruntime, the workbench in its child; no companion.
+
+Bad models and bad requests are refused with a sentence, and the daemon answers the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+import pytest_asyncio
+
+from agent.config import AgentConfig, Emulation, Listen
+from agent.daemon import Daemon
+from split.errors import ConfigError
+from split.profiles.address import HostPort
+
+TINY = """
+<ir_version: 10, opset_import: ["" : 18]>
+tiny (float[n, 3] x) => (float[n, 3] y, float[n, 3] z)
+{
+  a = Relu(x)
+  y = Exp(a)
+  z = Add(a, y)
+}
+"""
+
+
+def lay_model(repository: Path, name: str, data: bytes) -> None:
+    folder = repository / name / "1"
+    folder.mkdir(parents=True)
+    (folder / "model.onnx").write_bytes(data)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One model; prepared and profiled by the first daemon that starts here."""
+    folder = tmp_path_factory.mktemp("home")
+    lay_model(folder / "models", "tiny", onnx.parser.parse_model(TINY).SerializeToString())
+    return folder
+
+
+def configured(home: Path, tmp_path: Path, **changes: object) -> AgentConfig:
+    fields: dict[str, object] = {
+        "models": home / "models",
+        "state_dir": home / "state",
+        "cache_dir": home / "cache",
+        "listen": Listen(http=HostPort("127.0.0.1:0"), unix=tmp_path / "agent.sock"),
+    }
+    return AgentConfig(**(fields | changes))  # type: ignore[arg-type]
+
+
+class Caller:
+    def __init__(self, session: aiohttp.ClientSession, daemon: Daemon) -> None:
+        self.session = session
+        self.daemon = daemon
+        self.base = f"http://127.0.0.1:{daemon.http.ports[0]}"
+
+    async def get(self, path: str) -> tuple[int, dict[str, object]]:
+        async with self.session.get(self.base + path) as answer:
+            return answer.status, await answer.json()
+
+    async def infer(self, x: object, model: str = "tiny", **more: object) -> tuple[int, dict[str, object]]:
+        shape = list(np.shape(x))  # type: ignore[arg-type]
+        body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": shape, "data": x}]} | more
+        async with self.session.post(f"{self.base}/v2/models/{model}/infer", json=body) as answer:
+            return answer.status, await answer.json()
+
+    async def until(self, true: Callable[[], Awaitable[bool]]) -> None:
+        async with asyncio.timeout(60):
+            while not await true():  # noqa: ASYNC110 - the daemon is asked over HTTP, there is no event
+                await asyncio.sleep(0.05)
+
+    async def settled(self) -> bool:
+        _, status = await self.get("/v2/isthmus/status")
+        return all(m["state"] != "LOADING" and not m["progress"] for m in status["models"])  # type: ignore[attr-defined]
+
+
+@pytest_asyncio.fixture
+async def caller(home: Path, tmp_path: Path) -> AsyncIterator[Caller]:
+    async with Daemon(configured(home, tmp_path)) as daemon, aiohttp.ClientSession() as session:
+        caller = Caller(session, daemon)
+        await caller.until(caller.settled)
+        yield caller
+
+
+async def test_a_request_is_answered_and_can_be_explained(caller: Caller) -> None:
+    status, answer = await caller.infer([[0.0, 1.0, -1.0]], id="mine")
+    assert status == 200
+    outputs = {o["name"]: o["data"] for o in answer["outputs"]}  # type: ignore[attr-defined]
+    a = np.maximum([0.0, 1.0, -1.0], 0)
+    np.testing.assert_allclose(outputs["y"], np.exp(a), rtol=1e-6)
+    np.testing.assert_allclose(outputs["z"], a + np.exp(a), rtol=1e-6)
+    parameters = answer["parameters"]
+    assert isinstance(parameters, dict)
+    assert answer["id"] == "mine"
+    assert parameters["isthmus.placement"] == "local"
+    assert parameters["isthmus.fallback"] == ""
+    assert json.loads(parameters["isthmus.timings"])["whole"] > 0
+    status, why = await caller.get(f"/v2/isthmus/explain/{parameters['isthmus.request_id']}")
+    assert status == 200
+    assert why["chosen"]["placement"] == "local"  # type: ignore[index]
+    assert why["reason"]
+
+
+async def test_a_wanted_output_comes_alone(caller: Caller) -> None:
+    _, answer = await caller.infer([[0.0, 1.0, -1.0]], outputs=[{"name": "z"}])
+    assert [o["name"] for o in answer["outputs"]] == ["z"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("changes", "phrase"),
+    [
+        ({"inputs": []}, "missing"),
+        ({"inputs": [{"name": "w", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]}, "no input 'w'"),
+        ({"inputs": [{"name": "x", "datatype": "INT64", "shape": [1, 3], "data": [1, 2, 3]}]}, "datatype FP32"),
+        ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}, "shape [-1, 3]"),
+        ({"outputs": [{"name": "w"}]}, "no output 'w'"),
+        ({"parameters": {"isthmus.mode": "sideways"}}, "isthmus.mode"),
+        ({"parameters": {"isthmus.mode": "split", "isthmus.cut": "0123456789ab"}}, "0123456789ab"),
+    ],
+)
+async def test_a_wrong_request_is_refused_and_the_next_one_answered(
+    caller: Caller, changes: dict[str, object], phrase: str
+) -> None:
+    status, answer = await caller.infer([[1.0, 2.0, 3.0]], **changes)
+    assert status == 400
+    assert phrase in str(answer["error"])
+    assert (await caller.infer([[1.0, 2.0, 3.0]]))[0] == 200
+
+
+async def test_a_forced_offload_without_companion_is_answered_here_and_says_so(caller: Caller) -> None:
+    status, answer = await caller.infer([[1.0, 2.0, 3.0]], parameters={"isthmus.mode": "offload"})
+    assert status == 200
+    parameters = answer["parameters"]
+    assert isinstance(parameters, dict)
+    assert parameters["isthmus.placement"] == "local"
+    _, why = await caller.get(f"/v2/isthmus/explain/{parameters['isthmus.request_id']}")
+    assert "companion" in str(why["reason"])
+
+
+async def test_models_that_cannot_be_served_say_why_and_harm_nobody(tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    whole = onnx.parser.parse_model(TINY).SerializeToString()
+    lay_model(repository, "tiny", whole)
+    lay_model(repository, "empty", b"")
+    lay_model(repository, "garbage", b"\x00\x01garbage" * 100)
+    lay_model(repository, "truncated", whole[: len(whole) // 2])
+    (repository / "nothing" / "1").mkdir(parents=True)
+    (repository / "notes.txt").write_text("not a model")
+    lay_model(repository, "wrong-contract", whole)
+    (repository / "wrong-contract" / "contract.yaml").write_text("model: x\nbehavour: {}\n")
+    async with Daemon(configured(tmp_path, tmp_path)) as daemon, aiohttp.ClientSession() as session:
+        caller = Caller(session, daemon)
+        await caller.until(caller.settled)
+        _, status = await caller.get("/v2/isthmus/status")
+        models = {m["name"]: m for m in status["models"]}  # type: ignore[attr-defined]
+        assert models["tiny"]["state"] == "READY"
+        for name in ("empty", "garbage", "truncated", "nothing", "wrong-contract"):
+            assert models[name]["state"] == "UNAVAILABLE", name
+            assert models[name]["reason"], name
+            assert "Traceback" not in models[name]["reason"]
+        assert "behavour" in models["wrong-contract"]["reason"]
+        code, answer = await caller.infer([[1.0, 2.0, 3.0]], model="garbage")
+        assert code == 503
+        assert "garbage" in str(answer["error"])
+        assert (await caller.infer([[1.0, 2.0, 3.0]], model="unheard-of"))[0] == 404
+        assert (await caller.infer([[1.0, 2.0, 3.0]]))[0] == 200
+        assert (await caller.get("/v2/health/live"))[0] == 200
+
+
+async def test_a_restart_takes_what_was_prepared_from_the_cache(home: Path, tmp_path: Path) -> None:
+    config = configured(home, tmp_path)
+    for _ in range(2):
+        async with Daemon(config) as daemon, aiohttp.ClientSession() as session:
+            caller = Caller(session, daemon)
+            await caller.until(caller.settled)
+            [card] = (config.cache_dir / "models").glob("*/card.json")
+            changed_ns = card.stat().st_mtime_ns
+    assert card.stat().st_mtime_ns == changed_ns
+
+
+async def test_a_busy_port_is_a_sentence_that_names_it(home: Path, tmp_path: Path) -> None:
+    async with Daemon(configured(home, tmp_path)) as first:
+        taken = first.http.ports[0]
+        listen = Listen(http=HostPort(f"127.0.0.1:{taken}"))
+        with pytest.raises(ConfigError, match=str(taken)):
+            async with Daemon(configured(home, tmp_path, listen=listen)):
+                pass
+
+
+async def test_a_missing_repository_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="models"):
+        async with Daemon(configured(tmp_path, tmp_path)):
+            pass
+
+
+async def test_emulated_slowness_shows_in_the_timings(home: Path, tmp_path: Path) -> None:
+    config = configured(home, tmp_path, emulation=Emulation(slowdown=20.0))
+    async with Daemon(config) as daemon, aiohttp.ClientSession() as session:
+        caller = Caller(session, daemon)
+        await caller.until(caller.settled)
+        _, status = await caller.get("/v2/isthmus/status")
+        assert status["emulation"] == {"slowdown": 20.0}
+        assert (await caller.infer([[1.0, 2.0, 3.0]]))[0] == 200

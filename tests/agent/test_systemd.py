@@ -1,0 +1,56 @@
+"""What the service manager hears, read from a socket of our own (sd_notify(3), sd_watchdog_enabled(3))."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from agent.systemd import notify, watchdog_period_s
+
+
+def test_a_message_reaches_the_notify_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(path))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(path))
+        notify("READY=1")
+        assert manager.recv(100) == b"READY=1"
+
+
+def test_an_abstract_socket_works_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"isthmus-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(f"\0{name}")
+        monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}")
+        notify("WATCHDOG=1")
+        assert manager.recv(100) == b"WATCHDOG=1"
+
+
+def test_nothing_happens_without_a_manager_or_with_one_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    notify("READY=1")
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))
+    notify("READY=1")
+
+
+@pytest.mark.parametrize(
+    ("usec", "pid", "period_s"),
+    [
+        ("20000000", "", 10.0),
+        ("20000000", str(os.getpid()), 10.0),
+        ("20000000", "1", None),  # meant for another process
+        ("", "", None),
+        ("soon", "", None),
+    ],
+)
+def test_the_watchdog_is_fed_twice_per_period(
+    monkeypatch: pytest.MonkeyPatch, usec: str, pid: str, period_s: float | None
+) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", usec)
+    monkeypatch.setenv("WATCHDOG_PID", pid)
+    assert watchdog_period_s() == period_s
