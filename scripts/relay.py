@@ -154,30 +154,25 @@ class Relay:
             self._pairs.discard(task)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Both ways until both have ended; whatever else ends it, both sides are reset."""
+        ends = [writer]
         try:
             far_reader, far_writer = await asyncio.open_connection(*self.target, limit=CHUNK_BYTES)
-        except OSError:
-            _reset(writer)
-            return
-        for each in (writer, far_writer):
-            _small_buffers(each.get_extra_info("socket"))
-            each.transport.set_write_buffer_limits(high=CHUNK_BYTES)
-        try:
+            ends.append(far_writer)
+            for each in ends:
+                _small_buffers(each.get_extra_info("socket"))
+                each.transport.set_write_buffer_limits(high=CHUNK_BYTES)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._one_way(reader, far_writer, self.up))
                 group.create_task(self._one_way(far_reader, writer, self.down))
+            for each in ends:
+                each.close()
         except* OSError:
-            pass  # one side reset: the other is reset below
-        except* asyncio.CancelledError:
-            raise
-        else:
-            writer.close()
-            far_writer.close()
-            return
+            pass  # the target refuses, or one side was reset
         finally:
-            if not writer.is_closing():
-                _reset(writer)
-                _reset(far_writer)
+            for each in ends:
+                if not each.is_closing():
+                    _reset(each)
 
     async def _one_way(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Direction) -> None:
         """Read → pace → delay → write, until end of file, which is passed on as such."""

@@ -1,0 +1,99 @@
+"""A caller of the device daemon for demo and benches: one kept connection, binary tensors, and how long it took."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from split.oip.client import build_request, parse_response
+from split.oip.infer import Scalar
+from split.tensor import Tensors
+
+
+class Refused(Exception):
+    """The daemon answered with an error; its sentence is the text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One answer and what it says about itself."""
+
+    outputs: Tensors
+    placement: str
+    cut: str | None
+    codec: str | None
+    fallback: str
+    """Why the device finished what the companion should have; empty when it did not."""
+    predicted_ms: float
+    took_ms: float
+    """From the first byte of the request to the last of the answer, as the caller sees it."""
+
+    @property
+    def plan(self) -> str:
+        return " ".join(part for part in (self.placement, self.cut, self.codec) if part)
+
+
+class Client:
+    """Not thread-safe: one per thread."""
+
+    def __init__(self, port: int, *, timeout_s: float = 60.0) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def infer(self, model: str, inputs: Tensors, **wishes: Scalar) -> Answer:
+        """One request; `wishes` are `mode`, `cut`, `codec`, `deadline_ms`, `privacy`. Refused, or OSError."""
+        parameters: Mapping[str, Scalar] = {f"isthmus.{key}": value for key, value in wishes.items()}
+        header_length, buffers = build_request(inputs, parameters)
+        body = b"".join(buffers)
+        headers = {"Inference-Header-Content-Length": str(header_length), "Content-Type": "application/octet-stream"}
+        started_s = time.perf_counter()
+        status, answer_headers, data = self._exchange("POST", f"/v2/models/{model}/infer", body, headers)
+        took_ms = (time.perf_counter() - started_s) * 1e3
+        if status != 200:
+            raise Refused(_error_text(data, status))
+        length = answer_headers.get("Inference-Header-Content-Length")
+        response = parse_response(data, int(length) if length else None)
+        said = response.parameters
+        return Answer(
+            outputs=response.outputs,
+            placement=str(said["isthmus.placement"]),
+            cut=str(said.get("isthmus.cut") or "") or None,
+            codec=str(said.get("isthmus.codec") or "") or None,
+            fallback=str(said.get("isthmus.fallback") or ""),
+            predicted_ms=float(said["isthmus.predicted_ms"]),
+            took_ms=took_ms,
+        )
+
+    def get(self, path: str) -> Any:
+        """The JSON at `path`; Refused, or OSError."""
+        status, _, data = self._exchange("GET", path, b"", {})
+        if status != 200:
+            raise Refused(_error_text(data, status))
+        return json.loads(data)
+
+    def _exchange(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> tuple[int, http.client.HTTPMessage, bytes]:
+        try:
+            self._connection.request(method, path, body, dict(headers))
+            response = self._connection.getresponse()
+            return response.status, response.headers, response.read()
+        except (OSError, http.client.HTTPException):
+            self._connection.close()  # the next exchange dials again
+            raise
+
+
+def _error_text(data: bytes, status: int) -> str:
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return str(json.loads(data)["error"])
+    return f"HTTP status {status}"

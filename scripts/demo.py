@@ -1,0 +1,436 @@
+"""The demonstration: a real network on a real photo, a device daemon and a companion as two processes, and for each
+condition what was chosen beside what every road not taken measured. Then the companion is killed under load.
+
+Emulated, and labelled so: the link (a user-space relay) and the device's speed (`emulation.slowdown`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import io
+import json
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from PIL import Image
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from scripts import models
+from scripts.client import Answer, Client, Refused
+from scripts.pair import NotStarted, Pair
+from split.codec.image import prepare_image
+from split.profiles.contract import load_contract
+from split.tensor import Tensors
+
+MODEL: Final = "efficientnet-lite0"
+LABEL: Final = "emulated: the link (user-space relay, loopback) and the device's speed (emulation.slowdown)"
+
+ROADS: Final[dict[str, dict[str, str]]] = {
+    "local": {"mode": "local"},
+    "best split": {"mode": "split"},
+    "offload raw": {"mode": "offload", "codec": "raw"},
+    "offload encoded": {"mode": "offload", "codec": "encoded"},
+}
+"""The alternatives that are forced, one by one."""
+
+ROUNDS: Final = 5
+"""Measured requests of each road per condition, interleaved."""
+WARM_UP_ROUNDS: Final = 2
+SETTLE_REQUESTS: Final = 4
+CONNECT_TIMEOUT_S: Final = 30.0
+
+KILL_REQUESTS: Final = 200
+KILL_AFTER: Final = 60
+DOWN_S: Final = 2.0
+CALLERS: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    name: str
+    slowdown: float
+    rtt_ms: float
+    rate_mbit: float
+    input: str = "tensor"
+    """tensor (FP32, 602 KB, lossless), jpeg or png (as received)."""
+    privacy: str = "any"
+    down: bool = False
+
+
+CONDITIONS: Final = (
+    Condition(name="fast device, LAN, tensor", slowdown=1, rtt_ms=2, rate_mbit=200),
+    Condition(name="fast device, 10 Mbit/s, JPEG", slowdown=1, rtt_ms=20, rate_mbit=10, input="jpeg"),
+    Condition(name="20x slower, fast LAN, tensor", slowdown=20, rtt_ms=1, rate_mbit=900),
+    Condition(name="20x slower, fast LAN, JPEG", slowdown=20, rtt_ms=1, rate_mbit=900, input="jpeg"),
+    Condition(name="20x slower, 10 Mbit/s, tensor", slowdown=20, rtt_ms=20, rate_mbit=10),
+    Condition(name="20x slower, 10 Mbit/s, PNG", slowdown=20, rtt_ms=20, rate_mbit=10, input="png"),
+    Condition(name="20x slower, 10 Mbit/s, JPEG", slowdown=20, rtt_ms=20, rate_mbit=10, input="jpeg"),
+    Condition(name="20x slower, link down, JPEG", slowdown=20, rtt_ms=20, rate_mbit=10, input="jpeg", down=True),
+    Condition(
+        name="20x slower, 10 Mbit/s, JPEG, no-raw-input",
+        slowdown=20,
+        rtt_ms=20,
+        rate_mbit=10,
+        input="jpeg",
+        privacy="no-raw-input",
+    ),
+    Condition(
+        name="20x slower, LAN, JPEG, local-only",
+        slowdown=20,
+        rtt_ms=1,
+        rate_mbit=900,
+        input="jpeg",
+        privacy="local-only",
+    ),
+)
+
+
+@dataclass(slots=True)
+class Road:
+    """What one road measured under one condition."""
+
+    answers: list[Answer] = field(default_factory=list)
+    reason: str = ""
+    """Why it could not or may not run."""
+
+    @property
+    def measured_ms(self) -> float | None:
+        return statistics.median(a.took_ms for a in self._of_the_usual_plan()) if self.answers else None
+
+    @property
+    def spread_ms(self) -> float:
+        """Median absolute deviation."""
+        times = [a.took_ms for a in self._of_the_usual_plan()]
+        return statistics.median(abs(t - statistics.median(times)) for t in times)
+
+    def as_json(self) -> dict[str, Any]:
+        usual = self._of_the_usual_plan()
+        first = usual[0] if usual else None
+        found: dict[str, Any] = {
+            "placement": first.placement if first else None,
+            "cut": first.cut if first else None,
+            "codec": first.codec if first else None,
+            "predicted_ms": _rounded(statistics.median(a.predicted_ms for a in usual)) if usual else None,
+            "measured_ms": _rounded(self.measured_ms),
+        }
+        return found if usual else found | {"reason": self.reason}
+
+    def _of_the_usual_plan(self) -> list[Answer]:
+        """Answers of the plan that ran most often (the decider may explore, or change its mind once)."""
+        if not self.answers:
+            return []
+        ((usual, _),) = collections.Counter(a.plan for a in self.answers).most_common(1)
+        return [a for a in self.answers if a.plan == usual]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    condition: Condition
+    chosen: Road
+    roads: dict[str, Road]
+    top1: int
+
+    @property
+    def best_ms(self) -> float:
+        return min(road.measured_ms for road in self.roads.values() if road.measured_ms is not None)
+
+    @property
+    def right(self) -> bool:
+        """Whether what was chosen is as fast as the best road, but for the noise of both."""
+        assert self.chosen.measured_ms is not None
+        best = min((r for r in self.roads.values() if r.answers), key=lambda r: r.measured_ms or 0.0)
+        noise_ms = max(min(2 * (best.spread_ms + self.chosen.spread_ms), 0.2 * self.best_ms), 0.05 * self.best_ms, 1.0)
+        return self.chosen.measured_ms <= self.best_ms + noise_ms
+
+    def as_json(self) -> dict[str, Any]:
+        alternatives = []
+        for name, road in self.roads.items():
+            found = road.as_json()
+            if not road.answers:
+                wished = ROADS[name]
+                found |= {"placement": wished["mode"], "codec": wished.get("codec")}
+            alternatives.append(found)
+        return {"name": self.condition.name, "chosen": self.chosen.as_json(), "alternatives": alternatives}
+
+
+def lay_models(folder: Path, privacy: str) -> None:
+    """The demo's repository: the model as `scripts/models` lays it, with this privacy in its contract."""
+    source = models.lay_in_repository(MODEL)
+    place = folder / MODEL
+    place.mkdir(parents=True, exist_ok=True)
+    for name in ("1", "labels.txt", "golden"):
+        if not (place / name).exists():
+            (place / name).symlink_to(source / name)
+    contract = yaml.safe_load((source / "contract.yaml").read_text())
+    contract["data"]["privacy"] = privacy
+    (place / "contract.yaml").write_text(yaml.safe_dump(contract))
+
+
+def make_inputs() -> dict[str, Tensors]:
+    """One photo (scikit-image's cat), three ways: as a JPEG and a PNG as received, and as the tensor of the PNG."""
+    png = models.photo_path("chelsea.png").read_bytes()
+    jpeg = io.BytesIO()
+    Image.open(io.BytesIO(png)).save(jpeg, "JPEG", quality=90)
+    (tensor_input,) = load_contract(models.REPOSITORY / MODEL / "contract.yaml").data.inputs
+    assert tensor_input.encoded is not None
+    return {
+        "tensor": {"input": prepare_image(png, tensor_input.encoded)},
+        "png": {"input": np.array([png], dtype=object)},
+        "jpeg": {"input": np.array([jpeg.getvalue()], dtype=object)},
+    }
+
+
+def ask(client: Client, inputs: Tensors, wishes: dict[str, str]) -> Answer | str:
+    """The answer, or why this road is closed: refused, or answered by another road than the one wished for."""
+    try:
+        answer = client.infer(MODEL, inputs, **wishes)
+    except Refused as error:
+        return str(error)
+    if answer.placement != wishes.get("mode", answer.placement):
+        return answer.fallback or f"answered by {answer.plan} instead"
+    return answer
+
+
+def start_device(console: Console, pair: Pair, slowdown: float) -> None:
+    """(Re)start the daemon behind a progress bar: the first time it cuts the model and profiles itself."""
+    columns = (TextColumn("{task.description:40}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("starting the device daemon", total=1.0)
+
+        def show(what: str, ratio: float) -> None:
+            progress.update(task, description=what, completed=ratio)
+
+        pair.start_agent(slowdown=slowdown, on_progress=show)
+
+
+def wait_for_companion(pair: Pair, client: Client, inputs: Tensors) -> None:
+    """Until the companion has the model and answers with it."""
+    deadline_at_s = time.monotonic() + CONNECT_TIMEOUT_S
+    while isinstance(found := ask(client, inputs, ROADS["best split"]), str):
+        if time.monotonic() > deadline_at_s:
+            raise NotStarted(f"the companion did not answer within {CONNECT_TIMEOUT_S:.0f} s: {found}")
+        time.sleep(0.25)
+
+
+def try_out(client: Client, condition: Condition, inputs: Tensors) -> Verdict:
+    """Auto and each forced road, interleaved, after a warm-up from which the estimates settle."""
+    roads = {name: Road() for name in ROADS}
+    for _ in range(WARM_UP_ROUNDS):
+        for name, wishes in ROADS.items():
+            if not roads[name].reason and isinstance(found := ask(client, inputs, wishes), str):
+                roads[name].reason = found
+    for _ in range(SETTLE_REQUESTS):
+        ask(client, inputs, {})
+    chosen = Road()
+    order: list[tuple[Road, dict[str, str]]] = [(chosen, {})]
+    order += [(roads[name], wishes) for name, wishes in ROADS.items() if not roads[name].reason]
+    for turn in range(ROUNDS):
+        for road, wishes in order[turn % len(order) :] + order[: turn % len(order)]:
+            if isinstance(found := ask(client, inputs, wishes), Answer):
+                road.answers.append(found)
+            else:
+                road.reason = found
+    if not chosen.answers:
+        raise NotStarted(f"{condition.name}: no answer at all: {chosen.reason}")
+    top1 = int(np.argmax(chosen.answers[-1].outputs["logits"]))
+    return Verdict(condition, chosen, roads, top1)
+
+
+@dataclass(slots=True)
+class Killing:
+    """200 requests while the companion dies and comes back."""
+
+    answered: list[Answer] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    wrong: int = 0
+    back_after_s: float | None = None
+    """From its restart to the first answer with its help."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "requests": KILL_REQUESTS,
+            "answered": len(self.answered),
+            "lost": len(self.lost),
+            "slowest_ms": _rounded(max(a.took_ms for a in self.answered)),
+        }
+
+
+def kill_under_load(pair: Pair, inputs: Tensors, top1: int) -> Killing:
+    """Two callers send one request after the other; SIGKILL in between, and a new companion two seconds later."""
+    killing = Killing()
+    lock = threading.Lock()
+    left = iter(range(KILL_REQUESTS))
+    half_way = threading.Event()
+    restarted_at_s = 0.0
+
+    def call() -> None:
+        nonlocal restarted_at_s
+        with pair.client() as client:
+            while True:
+                with lock:
+                    if next(left, None) is None:
+                        return
+                try:
+                    answer = client.infer(MODEL, inputs)
+                except (Refused, OSError) as error:
+                    with lock:
+                        killing.lost.append(str(error))
+                    continue
+                with lock:
+                    killing.answered.append(answer)
+                    killing.wrong += int(np.argmax(answer.outputs["logits"])) != top1
+                    if len(killing.answered) >= KILL_AFTER:
+                        half_way.set()
+                    if killing.back_after_s is None and restarted_at_s and answer.placement != "local":
+                        killing.back_after_s = time.monotonic() - restarted_at_s
+
+    callers = [threading.Thread(target=call) for _ in range(CALLERS)]
+    for caller in callers:
+        caller.start()
+    half_way.wait(timeout=120)
+    pair.kill_companion()
+    time.sleep(DOWN_S)
+    pair.start_companion()
+    restarted_at_s = time.monotonic()
+    for caller in callers:
+        caller.join()
+    return killing
+
+
+def _rounded(ms: float | None) -> float | None:
+    return None if ms is None else round(ms, 2)
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def show_table(console: Console, verdicts: list[Verdict]) -> None:
+    table = Table(title=f"What was chosen, and what each road measured (median ms)\n{LABEL}", title_style="")
+    table.add_column("condition")
+    table.add_column("chosen", style="bold")
+    for name in ("predicted", "measured", *ROADS):
+        table.add_column(name, justify="right")
+    table.add_column("right?", justify="center")
+    for verdict in verdicts:
+        chosen = verdict.chosen.as_json()
+        plan = " ".join(filter(None, (chosen["placement"], (chosen["cut"] or "")[:6], chosen["codec"])))
+        cells = []
+        for road in verdict.roads.values():
+            text = _ms(road.measured_ms)
+            cells.append(f"[bold green]{text}[/]" if road.measured_ms == verdict.best_ms else text)
+        right = "✓" if verdict.right else f"+{100 * (verdict.chosen.measured_ms or 0) / verdict.best_ms - 100:.0f} %"
+        row = [verdict.condition.name, plan, _ms(chosen["predicted_ms"]), f"[bold]{_ms(chosen['measured_ms'])}[/]"]
+        table.add_row(*row, *cells, right)
+    console.print(table)
+    reasons: dict[str, list[str]] = {}
+    for verdict in verdicts:
+        for name, road in verdict.roads.items():
+            if not road.answers:
+                reasons.setdefault(road.reason, []).append(f"{name} ({verdict.condition.name})")
+    console.print(
+        "Green: the fastest road. ✓: what was chosen is as fast, but for noise. - : could not or may not run:"
+    )
+    for reason, where in reasons.items():
+        console.print(f"  {reason}: {'; '.join(where)}", style="dim", highlight=False)
+
+
+def show_killing(console: Console, killing: Killing) -> None:
+    placements = collections.Counter(a.placement for a in killing.answered)
+    fallbacks = sum(1 for a in killing.answered if a.fallback)
+    console.print(
+        f"\n[bold]{KILL_REQUESTS} requests while the companion was killed (SIGKILL) and restarted[/]: "
+        f"answered {len(killing.answered)}, lost {len(killing.lost)}, wrong label {killing.wrong}, "
+        f"slowest {max(a.took_ms for a in killing.answered):.0f} ms"
+    )
+    answered_by = ", ".join(f"{placement} {count}" for placement, count in placements.most_common())
+    back = "not yet" if killing.back_after_s is None else f"{killing.back_after_s:.1f} s after the restart"
+    console.print(f"answered by: {answered_by}; {fallbacks} begun remotely and finished here; remote use back: {back}")
+    for error in killing.lost[:3]:
+        console.print(f"lost: {error}", style="red")
+
+
+def run(console: Console, folder: Path) -> dict[str, Any]:
+    """The whole story; the JSON of DESIGN §7."""
+    console.print(f"[bold]Isthmus[/]: one photo, one network, two processes. {LABEL}.\n")
+    lay_models(folder / "models", "any")
+    inputs = make_inputs()
+    labels = models.imagenet_labels()
+    verdicts: list[Verdict] = []
+    with Pair(folder, folder / "models") as pair:
+        running: tuple[float, str] | None = None
+        for condition in CONDITIONS:
+            pair.link(rtt_ms=condition.rtt_ms, rate_mbit=condition.rate_mbit)
+            if running != (condition.slowdown, condition.privacy):
+                lay_models(folder / "models", condition.privacy)
+                start_device(console, pair, condition.slowdown)
+                running = (condition.slowdown, condition.privacy)
+            with pair.client() as client:
+                if condition.down:
+                    pair.cut_link()
+                elif condition.privacy != "local-only":
+                    wait_for_companion(pair, client, inputs[condition.input])
+                verdict = try_out(client, condition, inputs[condition.input])
+                if condition.down:
+                    pair.restore_link()
+            verdicts.append(verdict)
+            chosen = verdict.chosen.as_json()
+            console.print(
+                f"  {condition.name:42} {chosen['placement']:8} {_ms(chosen['measured_ms']):>6} ms"
+                f"   {labels[verdict.top1]}",
+                highlight=False,
+            )
+        console.print()
+        show_table(console, verdicts)
+
+        lay_models(folder / "models", "any")
+        pair.link(rtt_ms=20, rate_mbit=10)
+        pair.start_agent(slowdown=20)
+        with pair.client() as client:
+            wait_for_companion(pair, client, inputs["tensor"])
+        killing = kill_under_load(pair, inputs["tensor"], verdicts[0].top1)
+        show_killing(console, killing)
+    return {"label": LABEL, "conditions": [v.as_json() for v in verdicts], "kill": killing.as_json()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/demo", description="Local, split or offload: see it choose.")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured, too")
+    arguments = parser.parse_args()
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=150)
+    with tempfile.TemporaryDirectory(prefix="isthmus-demo-") as folder:
+        try:
+            found = run(console, Path(folder))
+        except (NotStarted, models.Unavailable) as error:
+            print(f"scripts/demo: {error}", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            return 130
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    model = f".cache/models/repository/{MODEL}/1/model.onnx"
+    console.print("\nTry next:", style="bold")
+    console.print(f"  .venv/bin/isthmus cuts {model}", highlight=False)
+    console.print(f"  .venv/bin/isthmus plan {model} --rtt-ms 20 --rate-mbit 10 --slowdown 20", highlight=False)
+    console.print("  scripts/bench split --quick", highlight=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

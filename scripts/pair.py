@@ -1,0 +1,233 @@
+"""A device daemon and a companion as two real processes, and an emulated link between them: for demo and benches.
+
+All on loopback, all files in one folder: configurations, keys, caches, the log of each process. Whatever was started
+ends with the `with` block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any, Final
+
+import yaml
+
+from scripts.client import Client, Refused
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+PROGRAMS: Final = Path(sys.executable).parent
+START_TIMEOUT_S: Final = 60.0
+STOP_TIMEOUT_S: Final = 10.0
+STATUS: Final = "/v2/isthmus/status"
+
+
+class NotStarted(Exception):
+    """A program that did not come up; the text ends with the last lines of its log."""
+
+
+def free_port() -> int:
+    """A port that was free a moment ago (the companion is restarted on the same one, so 0 will not do)."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Pair:
+    """Companion and link run from the start; `start_agent` starts the device with its speed."""
+
+    def __init__(self, folder: Path, models: Path) -> None:
+        self.folder = folder
+        self.models = models
+        self.agent_port = free_port()
+        self._companion_port = free_port()
+        self._processes: dict[str, subprocess.Popen[str]] = {}
+        self._control: socket.socket | None = None
+        self._answers: IO[str] | None = None
+
+    def __enter__(self) -> Pair:
+        try:
+            self._make_identities()
+            self.start_companion()
+            self._start_relay()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every process and the control connection."""
+        for name in list(self._processes):
+            self._stop(name)
+        for each in (self._answers, self._control):
+            if each is not None:
+                each.close()
+
+    def client(self) -> Client:
+        return Client(self.agent_port)
+
+    # -- the companion ------------------------------------------------------------------------------------------------
+
+    def start_companion(self) -> None:
+        """Start it and wait until its port answers; NotStarted."""
+        self._start("companion", [str(PROGRAMS / "isthmus-cloud"), "serve", "--config", str(self._companion_config)])
+        self._wait("companion", lambda: _answers(self._companion_port))
+
+    def kill_companion(self) -> None:
+        """SIGKILL: nothing is said goodbye to."""
+        process = self._processes.pop("companion")
+        process.kill()
+        process.wait()
+
+    def freeze_companion(self) -> None:
+        """SIGSTOP: the connection stays open and nothing comes any more."""
+        self._processes["companion"].send_signal(signal.SIGSTOP)
+
+    def thaw_companion(self) -> None:
+        self._processes["companion"].send_signal(signal.SIGCONT)
+
+    def forget_companion_models(self) -> None:
+        """While it is down: everything that devices have sent it is gone."""
+        for folder in ("companion-state/models", "companion-cache"):
+            shutil.rmtree(self.folder / folder, ignore_errors=True)
+
+    # -- the device ---------------------------------------------------------------------------------------------------
+
+    def start_agent(self, *, slowdown: float, on_progress: Callable[[str, float], None] | None = None) -> None:
+        """(Re)start the device with this emulated speed; gives back when its models are profiled. NotStarted.
+
+        `on_progress(what, ratio)` is called while models are prepared and profiled (the first time only).
+        """
+        self._stop("agent")
+        config = {
+            "listen": {"http": f"127.0.0.1:{self.agent_port}", "unix": str(self.folder / "agent.sock")},
+            "models": str(self.models),
+            "state_dir": str(self.folder / "agent-state"),
+            "cache_dir": str(self.folder / "agent-cache"),
+            "companions": [f"127.0.0.1:{self._relay_port}"],
+            "identity": _identity(self.folder / "device"),
+            "emulation": {"slowdown": slowdown},
+        }
+        path = self.folder / "agent.yaml"
+        path.write_text(yaml.safe_dump(config))
+        self._start("agent", [str(PROGRAMS / "isthmus"), "agent", "--config", str(path)])
+        with self.client() as client:
+            self._wait("agent", lambda: self._profiled(client, on_progress), timeout_s=300.0)
+
+    def companion_ready(self) -> bool:
+        """Whether the device has a session with the companion now."""
+        with self.client() as client:
+            return bool(client.get(STATUS)["companion"]["state"] == "connected")
+
+    def _profiled(self, client: Client, on_progress: Callable[[str, float], None] | None) -> bool:
+        try:
+            models = client.get(STATUS)["models"]
+        except (OSError, Refused):
+            return False
+        for model in models:
+            if model["reason"]:
+                raise NotStarted(f"model {model['name']}: {model['reason']}")
+            if model["progress"] and on_progress is not None:
+                what, _, percent = model["progress"].rstrip(")%").rpartition(" (")
+                on_progress(what, float(percent) / 100)
+        return bool(models) and all(model["profiled"] for model in models)
+
+    # -- the link -----------------------------------------------------------------------------------------------------
+
+    def link(self, *, rtt_ms: float, rate_mbit: float) -> None:
+        """New conditions, both ways."""
+        self._command(f"set delay_ms={rtt_ms / 2} rate_mbit={rate_mbit}")
+
+    def cut_link(self) -> None:
+        self._command("cut rst")
+
+    def restore_link(self) -> None:
+        self._command("restore")
+
+    def _command(self, line: str) -> None:
+        assert self._control is not None
+        assert self._answers is not None
+        self._control.sendall(f"{line}\n".encode())
+        answer = json.loads(self._answers.readline())
+        assert answer["ok"], answer
+
+    def _start_relay(self) -> None:
+        target = f"127.0.0.1:{self._companion_port}"
+        process = subprocess.Popen(
+            [sys.executable, str(ROOT / "scripts" / "relay.py"), "--to", target], stdout=subprocess.PIPE, text=True
+        )
+        self._processes["relay"] = process
+        assert process.stdout is not None
+        ports = json.loads(process.stdout.readline())
+        self._relay_port: int = ports["port"]
+        self._control = socket.create_connection(("127.0.0.1", ports["control"]))
+        self._answers = self._control.makefile("r")
+
+    # -- processes ----------------------------------------------------------------------------------------------------
+
+    def _make_identities(self) -> None:
+        config = {
+            "listen": f"127.0.0.1:{self._companion_port}",
+            "enroll_listen": None,
+            "http": None,
+            "state_dir": str(self.folder / "companion-state"),
+            "cache_dir": str(self.folder / "companion-cache"),
+            "identity": _identity(self.folder / "companion-state" / "identity"),
+        }
+        self._companion_config = self.folder / "companion.yaml"
+        self._companion_config.write_text(yaml.safe_dump(config))
+        cloud = str(PROGRAMS / "isthmus-cloud")
+        for command in (["init"], ["issue", "demo-device", "-o", str(self.folder / "device")]):
+            self._run([cloud, *command, "--config", str(self._companion_config)])
+
+    def _run(self, command: Sequence[str]) -> None:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=START_TIMEOUT_S)
+        if done.returncode:
+            raise NotStarted(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+
+    def _start(self, name: str, command: Sequence[str]) -> None:
+        with (self.folder / f"{name}.log").open("a") as log:
+            self._processes[name] = subprocess.Popen(command, stdout=log, stderr=log, text=True)
+
+    def _wait(self, name: str, up: Callable[[], bool], *, timeout_s: float = START_TIMEOUT_S) -> None:
+        deadline_at_s = time.monotonic() + timeout_s
+        while not up():
+            ended = self._processes[name].poll()
+            if ended is not None or time.monotonic() > deadline_at_s:
+                why = f"ended with {ended}" if ended is not None else f"was not ready within {timeout_s:.0f} s"
+                log = (self.folder / f"{name}.log").read_text().splitlines()
+                raise NotStarted(f"the {name} {why}:\n" + "\n".join(log[-15:]))
+            time.sleep(0.1)
+
+    def _stop(self, name: str) -> None:
+        process = self._processes.pop(name, None)
+        if process is None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _identity(folder: Path) -> dict[str, Any]:
+    return {"cert": str(folder / "cert.pem"), "key": str(folder / "key.pem"), "ca": str(folder / "ca.pem")}
+
+
+def _answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
