@@ -79,8 +79,7 @@ class Daemon:
         self._stack.callback(store.clear)
         golden = Golden(compute)
         planner = Planner(slowdown=config.emulation.slowdown, probe_bytes_per_hour=config.link.probe_bytes_per_hour)
-        metrics = Metrics(version=VERSION)
-        journal = Journal(metrics)
+        journal = Journal()
         uplink = Uplink(
             companions=[str(address) for address in config.companions],
             dial=self._dial,
@@ -110,8 +109,15 @@ class Daemon:
         )
         lateness = Lateness(queue_ms=lambda: compute.queue_ms)
         health = Health(compute)
-        metrics.gauge("isthmus_queue_seconds", "Expected wait for the worker.", lambda: compute.queue_ms / 1000)
-        metrics.gauge("isthmus_remote_inflight", "Requests waiting for the companion.", lambda: uplink.inflight)
+        metrics = Metrics(
+            journal,
+            version=VERSION,
+            gauges={
+                "isthmus_queue_seconds": ("Expected wait for the worker.", lambda: compute.queue_ms / 1000),
+                "isthmus_remote_inflight": ("Requests that wait for the companion.", lambda: uplink.inflight),
+                "isthmus_companion_connects": ("Connections made to companions.", lambda: uplink.connects),
+            },
+        )
         self.service = DaemonService(
             intake=Intake(
                 default_deadline_ms=config.limits.default_deadline_ms, inflight_bytes=config.limits.inflight_bytes

@@ -43,7 +43,7 @@ def _bytes_of(array: Array) -> int:
 
 def _encoded_inputs(model: ServedModel, inputs: Mapping[str, Array]) -> tuple[str, ...]:
     """Check every input against the model's; names of those that came encoded."""
-    wanted = {spec.name: spec for spec in model.card.inputs}
+    wanted = model.input_specs
     if unknown := [name for name in inputs if name not in wanted]:
         raise InvalidRequest(f"model {model.name!r} has no input {unknown[0]!r}; its inputs are {', '.join(wanted)}")
     if missing := [name for name in wanted if name not in inputs]:
@@ -84,7 +84,7 @@ class Intake:
         Raises InvalidRequest for what does not fit the model, Overloaded when no room is left for its bytes.
         """
         encoded = _encoded_inputs(model, inputs)
-        names = [spec.name for spec in model.card.outputs]
+        names = model.output_names
         if unknown := [name for name in outputs if name not in names]:
             raise InvalidRequest(
                 f"model {model.name!r} has no output {unknown[0]!r}; its outputs are {', '.join(names)}"
@@ -104,10 +104,10 @@ class Intake:
             mode=None if options.mode == "auto" else Placement(options.mode),
             cut=options.cut,
             codec=options.codec,
-            privacy=strictest(options.privacy, model.contract.strictest_privacy()),
+            privacy=strictest(options.privacy, model.privacy),
             encoded_bytes=total if encoded else 0,
             input_bytes=0 if encoded else total,
-            outputs=outputs or tuple(names),
+            outputs=outputs or names,
         )
         self._room -= total
         try:

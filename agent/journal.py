@@ -1,23 +1,31 @@
-"""The last requests, for `isthmus explain`, `status` and the metrics: numbers and names, never tensors; bounded."""
+"""The last requests and the sums over all of them: for `isthmus explain`, `status`, statistics and metrics.
+
+Numbers and names, never tensors; the requests that can be explained are bounded by count.
+"""
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from statistics import median
+from types import MappingProxyType
 from typing import Any
 
 from agent.intake import InferenceRequest
-from agent.metrics import Metrics
 from split.errors import IsthmusError
-from split.plan.plan import Decision, PlanEstimate
+from split.plan.plan import Decision, Plan, PlanEstimate
+from split.tensor import Tensors
 
 KEPT = 1024
 """Requests that can still be explained: some minutes of a busy camera, under 2 MB."""
 RECENT = 256
 """Latencies behind the medians of `status`."""
+BUCKETS_MS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0)
+"""Upper edges of the latency histogram."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,90 +42,98 @@ class Entry:
     error: str
 
 
-_INPUT_STAGES = frozenset({"image", "encode"})
-_OUTPUT_STAGES = frozenset({"decode"})
-"""Triton's compute_input and compute_output; all other stages but the queue are its compute_infer."""
+@dataclass(slots=True)
+class Times:
+    """Latencies of one model and placement."""
+
+    count: int = 0
+    sum_ms: float = 0.0
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_MS) + 1))
+
+    def add(self, ms: float) -> None:
+        self.count += 1
+        self.sum_ms += ms
+        self.buckets[bisect_left(BUCKETS_MS, ms)] += 1
+
+    def cumulative(self) -> list[int]:
+        """Requests up to each edge, the last without edge."""
+        return list(accumulate(self.buckets))
 
 
 @dataclass(slots=True)
-class _Totals:
-    """Of one model since the daemon started, nanoseconds."""
+class Totals:
+    """Of one model since the daemon started."""
 
-    last_ms: int = 0
-    success: int = 0
-    success_ns: int = 0
-    failed: int = 0
-    failed_ns: int = 0
-    queue_ns: int = 0
-    input_ns: int = 0
-    infer_ns: int = 0
-    output_ns: int = 0
+    placements: dict[str, Times] = field(default_factory=dict)
+    failures: Counter[str] = field(default_factory=Counter)
+    """By error code."""
+    failures_ms: float = 0.0
+    fallbacks: int = 0
+    stages_ms: dict[str, float] = field(default_factory=dict)
+    last_at_ms: int = 0
+    """Wall clock, for Triton's statistics."""
+    recent_ms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
-    def add(self, stages_ms: Mapping[str, float], total_ms: float) -> None:
-        self.last_ms = time.time_ns() // 1_000_000
-        self.success += 1
-        self.success_ns += int(total_ms * 1e6)
-        for stage, ms in stages_ms.items():
-            ns = int(ms * 1e6)
-            if stage == "queue":
-                self.queue_ns += ns
-            elif stage in _INPUT_STAGES:
-                self.input_ns += ns
-            elif stage in _OUTPUT_STAGES:
-                self.output_ns += ns
-            else:
-                self.infer_ns += ns
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The one answer to a request, and how it came about."""
+
+    outputs: Tensors
+    decision: Decision
+    ran: Plan
+    """The plan that made the answer; LOCAL after a fallback."""
+    fallback: str
+    """Why the device finished what the companion should have; empty when it did not."""
+    stages_ms: dict[str, float]
+    """Measured: queue, image, head or whole, encode, network, cloud_queue, cloud_decode, tail, decode, local_tail."""
+    total_ms: float
 
 
 class Journal:
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
+    def __init__(self) -> None:
         self._entries: OrderedDict[str, Entry] = OrderedDict()
-        self._placements: dict[str, Counter[str]] = {}
-        self._recent_ms: dict[str, deque[float]] = {}
-        self._totals: dict[str, _Totals] = {}
-        self.requests = 0
-        self.failures = 0
-        self.fallbacks = 0
+        self.totals: dict[str, Totals] = {}
 
-    def answered(
-        self,
-        request: InferenceRequest,
-        decision: Decision,
-        *,
-        ran: str,
-        fallback: str,
-        stages_ms: Mapping[str, float],
-        total_ms: float,
-    ) -> None:
-        name = request.model.name
-        self.requests += 1
-        self.fallbacks += bool(fallback)
-        placement = ran.split()[0]
-        self._placements.setdefault(name, Counter())[placement] += 1
-        self._recent_ms.setdefault(name, deque(maxlen=RECENT)).append(total_ms)
-        self._totals.setdefault(name, _Totals()).add(stages_ms, total_ms)
-        self._metrics.answered(name, placement, bool(fallback), stages_ms, total_ms)
-        self._keep(request, decision, ran, fallback, stages_ms, total_ms, "")
+    def answered(self, request: InferenceRequest, outcome: Outcome) -> None:
+        totals = self._totals(request)
+        totals.placements.setdefault(str(outcome.ran.placement), Times()).add(outcome.total_ms)
+        totals.fallbacks += bool(outcome.fallback)
+        totals.recent_ms.append(outcome.total_ms)
+        for stage, ms in outcome.stages_ms.items():
+            totals.stages_ms[stage] = totals.stages_ms.get(stage, 0.0) + ms
+        self._keep(
+            request,
+            outcome.decision,
+            ran=str(outcome.ran),
+            fallback=outcome.fallback,
+            stages_ms=outcome.stages_ms,
+            total_ms=outcome.total_ms,
+        )
 
     def failed(self, request: InferenceRequest, decision: Decision, error: IsthmusError, total_ms: float) -> None:
-        self.requests += 1
-        self.failures += 1
-        totals = self._totals.setdefault(request.model.name, _Totals())
-        totals.failed += 1
-        totals.failed_ns += int(total_ms * 1e6)
-        self._metrics.failed(request.model.name, error.code)
-        self._keep(request, decision, "", "", {}, total_ms, f"{error.code}: {error}")
+        totals = self._totals(request)
+        totals.failures[error.code] += 1
+        totals.failures_ms += total_ms
+        self._keep(request, decision, total_ms=total_ms, error=f"{error.code}: {error}")
+
+    def _totals(self, request: InferenceRequest) -> Totals:
+        totals = self.totals.get(request.model.name)
+        if totals is None:
+            totals = self.totals[request.model.name] = Totals()
+        totals.last_at_ms = time.time_ns() // 1_000_000
+        return totals
 
     def _keep(
         self,
         request: InferenceRequest,
         decision: Decision,
-        ran: str,
-        fallback: str,
-        stages_ms: Mapping[str, float],
+        *,
         total_ms: float,
-        error: str,
+        ran: str = "",
+        fallback: str = "",
+        stages_ms: Mapping[str, float] = MappingProxyType({}),
+        error: str = "",
     ) -> None:
         self._entries[request.id] = Entry(
             model=request.model.name,
@@ -132,34 +148,54 @@ class Journal:
         if len(self._entries) > KEPT:
             self._entries.popitem(last=False)
 
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def counts(self) -> dict[str, int]:
+        """Over all models: requests, failures, fallbacks."""
+        totals = self.totals.values()
+        failures = sum(each.failures.total() for each in totals)
+        answered = sum(times.count for each in totals for times in each.placements.values())
+        return {
+            "requests": answered + failures,
+            "failures": failures,
+            "fallbacks": sum(each.fallbacks for each in totals),
+        }
+
     def placements(self, model: str) -> dict[str, int]:
-        return dict(self._placements.get(model, {}))
+        """Answered requests by where they ran."""
+        totals = self.totals.get(model)
+        return {} if totals is None else {name: times.count for name, times in totals.placements.items()}
 
     def p50_ms(self, model: str) -> float | None:
-        recent = self._recent_ms.get(model)
-        return round(median(recent), 3) if recent else None
+        """Median of the last `RECENT` answers; None before the first."""
+        totals = self.totals.get(model)
+        return round(median(totals.recent_ms), 3) if totals and totals.recent_ms else None
 
     def statistics(self, model: str, version: str) -> dict[str, Any]:
         """Triton's `model_stats` element of one model."""
-        totals = self._totals.get(model, _Totals())
-        count = totals.success
+        totals = self.totals.get(model, Totals())
+        count = sum(times.count for times in totals.placements.values())
+        ms = totals.stages_ms
+        inputs_ms = ms.get("image", 0.0) + ms.get("encode", 0.0)
+        outputs_ms = ms.get("decode", 0.0)
+        rest_ms = sum(ms.values()) - inputs_ms - outputs_ms - ms.get("queue", 0.0)
         stages = {
-            "success": (count, totals.success_ns),
-            "fail": (totals.failed, totals.failed_ns),
-            "queue": (count, totals.queue_ns),
-            "compute_input": (count, totals.input_ns),
-            "compute_infer": (count, totals.infer_ns),
-            "compute_output": (count, totals.output_ns),
-            "cache_hit": (0, 0),
-            "cache_miss": (0, 0),
+            "success": (count, sum(times.sum_ms for times in totals.placements.values())),
+            "fail": (totals.failures.total(), totals.failures_ms),
+            "queue": (count, ms.get("queue", 0.0)),
+            "compute_input": (count, inputs_ms),
+            "compute_infer": (count, rest_ms),
+            "compute_output": (count, outputs_ms),
+            "cache_hit": (0, 0.0),
+            "cache_miss": (0, 0.0),
         }
         return {
             "name": model,
             "version": version,
-            "last_inference": totals.last_ms,
+            "last_inference": totals.last_at_ms,
             "inference_count": count,
             "execution_count": count,
-            "inference_stats": {name: {"count": n, "ns": ns} for name, (n, ns) in stages.items()},
+            "inference_stats": {name: {"count": n, "ns": int(spent * 1e6)} for name, (n, spent) in stages.items()},
             "batch_stats": [],
             "memory_usage": [],
         }

@@ -1,61 +1,64 @@
-"""Prometheus metrics of the daemon: `isthmus_*`, base units. One registry of its own, so that tests start from zero.
+"""Prometheus metrics of the daemon: `isthmus_*`, base units, read from the journal when they are scraped.
 
-Labels are bounded: models, placements, stages, error codes; never a request or a peer.
+A request pays nothing for them. Labels are bounded: models, placements, stages, error codes; never a request or a peer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+from agent.journal import BUCKETS_MS, Journal
 
 
 class Metrics:
-    def __init__(self, *, version: str) -> None:
-        self._registry = CollectorRegistry()
-        self._requests = Counter(
-            "isthmus_requests",
-            "Requests by what became of them.",
-            ["model", "placement", "outcome"],
-            registry=self._registry,
-        )
-        self._duration = Histogram(
-            "isthmus_request_duration_seconds",
-            "From received to answered.",
-            ["model", "placement"],
-            buckets=SECONDS,
-            registry=self._registry,
-        )
-        self._stages = Counter(
-            "isthmus_stage_duration_seconds", "Time spent, by stage.", ["model", "stage"], registry=self._registry
-        )
-        self._fallbacks = Counter(
-            "isthmus_fallbacks",
-            "Requests that the device finished for the companion.",
-            ["model"],
-            registry=self._registry,
-        )
-        Gauge("isthmus_build_info", "Version.", ["version"], registry=self._registry).labels(version).set(1)
+    """`gauges`: name → (help, function that reads it)."""
 
-    def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """A value read when it is asked for."""
-        Gauge(name, text, registry=self._registry).set_function(read)
-
-    def answered(
-        self, model: str, placement: str, fell_back: bool, stages_ms: Mapping[str, float], total_ms: float
+    def __init__(
+        self, journal: Journal, *, version: str, gauges: Mapping[str, tuple[str, Callable[[], float]]]
     ) -> None:
-        self._requests.labels(model, placement, "answered").inc()
-        self._duration.labels(model, placement).observe(total_ms / 1000)
-        for stage, ms in stages_ms.items():
-            self._stages.labels(model, stage).inc(ms / 1000)
-        if fell_back:
-            self._fallbacks.labels(model).inc()
-
-    def failed(self, model: str, code: str) -> None:
-        self._requests.labels(model, "none", code).inc()
+        self._journal = journal
+        self._version = version
+        self._gauges = gauges
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
 
     def render(self) -> bytes:
         """The text format of a scrape."""
         return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """prometheus-client's question."""
+        requests = CounterMetricFamily(
+            "isthmus_requests", "Requests by what became of them.", labels=["model", "placement", "outcome"]
+        )
+        durations = HistogramMetricFamily(
+            "isthmus_request_duration_seconds", "From received to answered.", labels=["model", "placement"]
+        )
+        stages = CounterMetricFamily(
+            "isthmus_stage_duration_seconds", "Time spent, by stage.", labels=["model", "stage"]
+        )
+        fallbacks = CounterMetricFamily(
+            "isthmus_fallbacks", "Requests that the device finished for the companion.", labels=["model"]
+        )
+        for model, totals in self._journal.totals.items():
+            for placement, times in totals.placements.items():
+                requests.add_metric([model, placement, "answered"], times.count)
+                buckets = [
+                    ("+Inf" if edge_ms is None else repr(edge_ms / 1000), count)
+                    for edge_ms, count in zip((*BUCKETS_MS, None), times.cumulative(), strict=True)
+                ]
+                durations.add_metric([model, placement], buckets, times.sum_ms / 1000)
+            for code, count in totals.failures.items():
+                requests.add_metric([model, "none", code], count)
+            for stage, ms in totals.stages_ms.items():
+                stages.add_metric([model, stage], ms / 1000)
+            fallbacks.add_metric([model], totals.fallbacks)
+        yield from (requests, durations, stages, fallbacks)
+        for name, (text, read) in self._gauges.items():
+            yield GaugeMetricFamily(name, text, value=read())
+        info = GaugeMetricFamily("isthmus_build_info", "Version.", labels=["version"])
+        info.add_metric([self._version], 1)
+        yield info

@@ -44,6 +44,8 @@ PROBE_MS: Final = 20.0
 slower the link seems, the lighter the probe that shows that it has become faster."""
 PROBE_BUSY_S: Final = 3.0
 """Under traffic that stays local, the rate is looked at so often."""
+WORTH_A_TABLE: Final = 0.005
+"""A residual that moved a cost by less is not worth a new table (30 µs): measurements scatter by ten times as much."""
 RATE_SIGMA_MAX: Final = 0.5
 """A rate known worse than this (relative) is worth a probe."""
 
@@ -283,8 +285,10 @@ class Planner:
                 model.edge.observe(measured_ms, float(known_ms[row]) * self._slowdown)
                 residual = model.head_residuals.setdefault(key, Residual())
                 residual.observe(measured_ms, float(profiled_ms[row]) * model.edge.ratio * self._slowdown)
-                better_ms = np.where(model.groups[key], profiled_ms * residual.ratio, known_ms)
-                model.table = model.table.with_compute(head_ms=better_ms)
+                now_ms = float(profiled_ms[row]) * residual.ratio
+                if abs(now_ms - float(known_ms[row])) > WORTH_A_TABLE * now_ms:
+                    better_ms = np.where(model.groups[key], profiled_ms * residual.ratio, known_ms)
+                    model.table = model.table.with_compute(head_ms=better_ms)
             case "local_tail":
                 model.edge.observe(measured_ms, float(model.measured.costs[Column.TAIL, row]) * self._slowdown)
             case "image":

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -21,10 +22,11 @@ from split.codec.image import ImageSpec
 from split.errors import InvalidModel, IsthmusError, ModelUnavailable, UnknownModel
 from split.graph.card import ModelCard, read_card
 from split.ids import CutId, ModelDigest, ModelName
-from split.profiles.contract import Contract, check_contract, default_contract, load_contract, load_labels
+from split.profiles.contract import Contract, Privacy, check_contract, default_contract, load_contract, load_labels
 from split.profiles.measured import ModelProfile, read_profile
 from split.runtime.engine import Segment
 from split.runtime.store import SegmentStore
+from split.tensor import TensorSpec
 from split.workbench.child import run_child
 
 log = logging.getLogger(__name__)
@@ -43,7 +45,7 @@ class ModelState(StrEnum):
     UNAVAILABLE = "UNAVAILABLE"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class ServedModel:
     """A model that answers requests."""
 
@@ -62,6 +64,20 @@ class ServedModel:
     @property
     def digest(self) -> ModelDigest:
         return self.card.digest
+
+    @cached_property
+    def input_specs(self) -> dict[str, TensorSpec]:
+        """By name, in the model's order."""
+        return {spec.name: spec for spec in self.card.inputs}
+
+    @cached_property
+    def output_names(self) -> tuple[str, ...]:
+        return tuple(spec.name for spec in self.card.outputs)
+
+    @cached_property
+    def privacy(self) -> Privacy:
+        """The strictest word of the contract."""
+        return self.contract.strictest_privacy()
 
     def image_rules(self) -> dict[str, dict[str, object]]:
         """How each encoded input is prepared, as it travels to the companion."""

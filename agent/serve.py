@@ -12,12 +12,12 @@ sending in the uplink; this file only says in which order, and what happens when
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from agent.compute import Compute
 from agent.intake import InferenceRequest
-from agent.journal import Journal
+from agent.journal import Journal, Outcome
 from agent.lateness import Lateness
 from agent.planner import Planner
 from agent.stages import Prepared, finish, prepare, whole
@@ -37,21 +37,6 @@ UNPROFILED = Decision(
     reason="this model is not measured yet: until it is, it runs here",
     candidates=1,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The one answer to a request, and how it came about."""
-
-    outputs: Tensors
-    decision: Decision
-    ran: Plan
-    """The plan that made the answer; LOCAL after a fallback."""
-    fallback: str
-    """Why the device finished what the companion should have; empty when it did not."""
-    stages_ms: dict[str, float]
-    """Measured, by stage: queue, image, head, encode, up_down, cloud_queue, cloud_decode, tail, decode, whole."""
-    total_ms: float
 
 
 class Serve:
@@ -82,14 +67,7 @@ class Serve:
         except IsthmusError as error:
             self._journal.failed(request, decision, error, _since_ms(request))
             raise
-        self._journal.answered(
-            request,
-            decision,
-            ran=str(outcome.ran),
-            fallback=outcome.fallback,
-            stages_ms=outcome.stages_ms,
-            total_ms=outcome.total_ms,
-        )
+        _later(self._journal.answered, request, outcome)
         return outcome
 
     def _decide(self, request: InferenceRequest) -> Decision:
@@ -127,7 +105,7 @@ class Serve:
         self._scale(prepared.stages_ms, "image", "head", "encode")
         for stage in ("image", "head", "encode"):
             if stage in prepared.stages_ms:
-                self._planner.observe_edge(request.model.name, plan, stage, prepared.stages_ms[stage])
+                _later(self._planner.observe_edge, request.model.name, plan, stage, prepared.stages_ms[stage])
         return prepared
 
     def _send(self, request: InferenceRequest, plan: Plan, prepared: Prepared) -> asyncio.Future[RemoteReply]:
@@ -200,7 +178,7 @@ class Serve:
         outputs, measured = timed.value
         self._scale(measured, *measured)
         for stage, ms in measured.items() if request.model.profile is not None else ():
-            self._planner.observe_edge(name, LOCAL if cut is None else decision.chosen.plan, stage, ms)
+            _later(self._planner.observe_edge, name, LOCAL if cut is None else decision.chosen.plan, stage, ms)
         stages_ms = {**prepared.stages_ms, **measured}
         stages_ms["queue"] = prepared.stages_ms.get("queue", 0.0) + timed.queue_ms
         return _outcome(request, decision, outputs, ran=LOCAL, fallback=fallback, stages_ms=stages_ms)
@@ -230,6 +208,11 @@ class Serve:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+def _later(learn: Callable[..., None], *arguments: object) -> None:
+    """Book-keeping comes after the answer: nobody waits for it."""
+    asyncio.get_running_loop().call_soon(learn, *arguments)
 
 
 def _since_ms(request: InferenceRequest) -> float:

@@ -13,11 +13,11 @@ from agent.compute import Compute
 from agent.fingerprint import Fingerprint
 from agent.health import Health
 from agent.intake import Intake
-from agent.journal import Journal
+from agent.journal import Journal, Outcome
 from agent.metrics import Metrics
 from agent.planner import Planner
 from agent.repository import ModelState, Repository, ServedModel
-from agent.serve import Outcome, Serve
+from agent.serve import Serve
 from agent.uplink import Uplink
 from agent.version import VERSION
 from split.oip.infer import ModelMetadata, OipRequest, OipResponse, plain_shape
@@ -176,9 +176,7 @@ class DaemonService:
                 "link": known["link"],
             },
             "queue_ms": round(self._compute.queue_ms, 3),
-            "requests": self._journal.requests,
-            "failures": self._journal.failures,
-            "fallbacks": self._journal.fallbacks,
+            **self._journal.counts(),
             "emulation": {"slowdown": self._compute.slowdown},
         }
 

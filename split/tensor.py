@@ -44,7 +44,7 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     """The protocol's name of a numpy type; InvalidRequest for one it does not have (strings count as BYTES)."""
     if dtype.kind in "SUO":
         return "BYTES"
-    name = _NAMES.get(dtype.newbyteorder("<"))
+    name = _NAMES.get(dtype) or _NAMES.get(dtype.newbyteorder("<"))
     if name is None:
         raise InvalidRequest(f"element type {dtype} is not supported; supported are {', '.join(NUMPY_DTYPES)}")
     return name

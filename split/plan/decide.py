@@ -17,7 +17,7 @@ import numpy as np
 
 from split.errors import InvalidRequest
 from split.plan.observation import Flags, Floats, Observation
-from split.plan.plan import Decision, Placement, PlanEstimate, RequestFacts
+from split.plan.plan import LOCAL, Decision, Placement, PlanEstimate, RequestFacts
 from split.plan.table import Column, PlanTable
 from split.profiles.contract import PRIVACY_ORDER
 
@@ -30,6 +30,10 @@ CLIMB_MS: Final = 0.2
 CLIMB_SIGMAS: Final = 0.25
 """What a plan other than the incumbent must gain, see `_must_gain_ms`."""
 
+_STAGES_HERE: Final = dict.fromkeys(
+    ("queue", "activate", "image", "head", "encode", "up", "cloud_queue", "cloud_decode", "tail", "down", "decode"), 0.0
+)
+
 LOCAL_ROW: Final = 0
 """`PlanTable` puts local first."""
 
@@ -41,6 +45,16 @@ def decide(table: PlanTable, observation: Observation, facts: RequestFacts) -> D
     cut or codec is respected: InvalidRequest, naming the constraint, when it can never run; local, with the reason,
     when only the companion is missing for it.
     """
+    if observation.remote is None and (facts.mode, facts.cut, facts.codec) == (None, None, None):
+        here = _here(table, observation, facts)
+        if here.risk_ms <= facts.budget_ms:
+            label = table.labels[LOCAL_ROW]
+            return Decision(
+                chosen=here,
+                runners_up=(),
+                reason=f"{label} is expected first, in {here.predicted_ms:.1f} ms; {observation.remote_why_not}",
+                candidates=len(table),
+            )
     prediction = _predict(table, observation, facts)
     mask = _may_run(table, observation, facts)
     forced = facts.mode is not None or facts.cut is not None
@@ -304,6 +318,24 @@ def _bound(
         return ""
     why = _never(table, facts, other) or _not_now(table, observation, other)
     return f"; {table.labels[other]} would take {mean[other]:.1f} ms, but {why}" if why else ""
+
+
+def _here(table: PlanTable, observation: Observation, facts: RequestFacts) -> PlanEstimate:
+    """The local plan alone, by the same formula in scalars: without a companion there is nothing to compare."""
+    slowdown = observation.slowdown
+    scale = facts.input_bytes / table.input_bytes if table.input_bytes and facts.input_bytes else 1.0
+    whole_ms = slowdown * scale * observation.alpha * table.whole_ms
+    image_ms = slowdown * observation.image_ratio * observation.image_ms if facts.encoded_bytes else 0.0
+    predicted_ms = observation.edge_queue_ms + image_ms + whole_ms
+    return PlanEstimate(
+        plan=LOCAL,
+        predicted_ms=predicted_ms,
+        risk_ms=predicted_ms + QUANTILE_SIGMAS * observation.alpha_sigma * whole_ms,
+        stages_ms=_STAGES_HERE | {"queue": observation.edge_queue_ms, "image": image_ms, "head": whole_ms},
+        bytes=0,
+        fidelity=None,
+        allowed=True,
+    )
 
 
 # -- explanation --------------------------------------------------------------------------------------------------

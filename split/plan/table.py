@@ -74,6 +74,11 @@ class PlanTable:
     cuts: frozenset[CutId]
     """Every cut of the card, measured or not."""
 
+    @property
+    def whole_ms(self) -> float:
+        """The whole model on the device: the head of row 0."""
+        return float(self.costs[Column.HEAD, 0])
+
     def __len__(self) -> int:
         return len(self.plans)
 
