@@ -201,12 +201,15 @@ def ask(client: Client, inputs: Tensors, wishes: dict[str, str]) -> Answer | str
     except Refused as error:
         return str(error)
     if answer.placement != wishes.get("mode", answer.placement):
-        return answer.fallback or f"answered by {answer.plan} instead"
+        return answer.fallback or "the companion is out of reach: answered here"
     return answer
 
 
 def start_device(console: Console, pair: Pair, slowdown: float) -> None:
     """(Re)start the daemon behind a progress bar: the first time it cuts the model and profiles itself."""
+    if not console.is_terminal:
+        pair.start_agent(slowdown=slowdown)
+        return
     columns = (TextColumn("{task.description:40}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("starting the device daemon", total=1.0)
@@ -218,12 +221,13 @@ def start_device(console: Console, pair: Pair, slowdown: float) -> None:
 
 
 def wait_for_companion(pair: Pair, client: Client, inputs: Tensors) -> None:
-    """Until the companion has the model and answers with it."""
+    """Until the companion has the model, answers with it, and all cuts were compared on both sides."""
     deadline_at_s = time.monotonic() + CONNECT_TIMEOUT_S
     while isinstance(found := ask(client, inputs, ROADS["best split"]), str):
         if time.monotonic() > deadline_at_s:
             raise NotStarted(f"the companion did not answer within {CONNECT_TIMEOUT_S:.0f} s: {found}")
         time.sleep(0.25)
+    pair.wait_until_idle()
 
 
 def try_out(client: Client, condition: Condition, inputs: Tensors) -> Verdict:

@@ -124,10 +124,14 @@ class Pair:
         with self.client() as client:
             self._wait("agent", lambda: self._profiled(client, on_progress), timeout_s=300.0)
 
-    def companion_ready(self) -> bool:
-        """Whether the device has a session with the companion now."""
+    def wait_until_idle(self) -> None:
+        """Until the device's worker has had nothing to do for a second (cuts are compared in the background)."""
+        quiet = 0
+        deadline_at_s = time.monotonic() + START_TIMEOUT_S
         with self.client() as client:
-            return bool(client.get(STATUS)["companion"]["state"] == "connected")
+            while quiet < 5 and time.monotonic() < deadline_at_s:
+                quiet = quiet + 1 if client.get(STATUS)["queue_ms"] == 0 else 0
+                time.sleep(0.2)
 
     def _profiled(self, client: Client, on_progress: Callable[[str, float], None] | None) -> bool:
         try:

@@ -1,0 +1,104 @@
+"""Run one bench and say whether its figures reach what they shall. The benches are the modules of `scripts/benches`.
+
+JSON: `{"bench", "machine", "commit", "figures": [{"name", "value", "unit", "reach", "met"}], "rows": […]}`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rich.console import Console
+from rich.table import Table
+
+from scripts.models import Unavailable
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+
+BENCHES: Final = {
+    "overhead": "what the daemon costs over the bare runtime, and one decision",
+    "split": "(head + tail) / whole at the cuts that are chosen",
+}
+
+
+def machine() -> str:
+    """Processor, usable cores, kernel: what a number depends on."""
+    model = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
+        platform.machine(),
+    )
+    return f"{model}, {len(os.sched_getaffinity(0))} cores, Linux {platform.release().partition('-')[0]}"
+
+
+def commit() -> str:
+    """The commit measured, `+` after it when files differ from it; empty outside a repository."""
+    found = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip()
+
+
+def show(console: Console, report: dict[str, Any], took_s: float) -> None:
+    table = Table(title=f"{report['bench']} at {report['commit']}: {report['machine']}", title_style="")
+    for name in ("figure", "value", "unit", "reach", "met"):
+        table.add_column(name, justify="right" if name == "value" else "left")
+    for figure in report["figures"]:
+        met = "[green]yes[/]" if figure["met"] else "[red]no[/]"
+        table.add_row(figure["name"], f"{figure['value']:.4g}", figure["unit"], figure["reach"], met)
+    console.print(table)
+    for row in report["rows"]:
+        cells = (f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items())
+        console.print("  " + ", ".join(cells), highlight=False)
+    console.print(f"{took_s:.0f} s", style="dim")
+
+
+def main() -> int:
+    benches = "; ".join(f"{name}: {text}" for name, text in BENCHES.items())
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=f"Measure. {benches}.")
+    parser.add_argument("name", choices=BENCHES, metavar="NAME", help=", ".join(BENCHES))
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: within 50 s")
+    parser.add_argument("--prepare", action="store_true", help="only fill the caches")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report, too")
+    arguments = parser.parse_args()
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)
+    bench = importlib.import_module(f"scripts.benches.{arguments.name}")
+    try:
+        bench.prepare()
+        if arguments.prepare:
+            return 0
+        started_s = time.monotonic()
+        figures, rows = bench.run(quick=arguments.quick)
+    except Unavailable as error:
+        print(f"scripts/bench: {error}", file=sys.stderr)
+        return 1
+    report = {
+        "bench": arguments.name,
+        "machine": machine(),
+        "commit": commit(),
+        "figures": [figure.as_json() for figure in figures],
+        "rows": rows,
+    }
+    show(console, report, time.monotonic() - started_s)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""What every bench is made of: figures held against a bound, and medians measured in turns."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+CACHE: Final = Path(__file__).resolve().parents[2] / ".cache" / "bench"
+
+PAUSE_S: Final = 0.005
+"""Longer than a runtime's threads spin after a run (ONNX Runtime: about a millisecond)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One number of DESIGN §9."""
+
+    name: str
+    value: float
+    unit: str
+    at_most: float
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "value": round(self.value, 5),
+            "unit": self.unit,
+            "reach": f"≤ {self.at_most:g}",
+            "met": self.value <= self.at_most,
+        }
+
+
+def interleaved(work: Mapping[str, Callable[[], object]], rounds: int, *, burst: int = 1) -> dict[str, list[float]]:
+    """Milliseconds of each callable, `rounds` times in turns, every other turn backwards, after two unmeasured turns.
+
+    `burst`: calls in a row per turn, of which the last one counts, after a pause: so that a neighbour's spinning
+    threads and cold caches are not charged to the one that comes next.
+    """
+    names = list(work)
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(-2, rounds):
+        for name in reversed(names) if turn % 2 else names:
+            if burst > 1:
+                time.sleep(PAUSE_S)
+                for _ in range(burst - 1):
+                    work[name]()
+            started_s = time.perf_counter()
+            work[name]()
+            took_ms = (time.perf_counter() - started_s) * 1e3
+            if turn >= 0:
+                taken[name].append(took_ms)
+    return taken
+
+
+def median_difference(taken: Mapping[str, list[float]], longer: str, shorter: str) -> float:
+    """Median over the turns of `longer` − `shorter`: what the machine did to a whole turn cancels out."""
+    return statistics.median(a - b for a, b in zip(taken[longer], taken[shorter], strict=True))
+
+
+def median_ratio(taken: Mapping[str, list[float]], above: str, below: str) -> float:
+    """Median over the turns of `above` / `below`."""
+    return statistics.median(a / b for a, b in zip(taken[above], taken[below], strict=True))
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The value below which `share` (0…1) of the values lie."""
+    return sorted(values)[min(int(share * len(values)), len(values) - 1)]

@@ -1,0 +1,251 @@
+"""What the daemon costs over the bare runtime, without and with HTTP; one decision; `local` against a tuned session.
+
+The overhead does not depend on the model, so it is measured on one that hardly computes: 600 KB in, one reduction. The
+bare runtime is a session with the daemon's own options.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime as ort
+import yaml
+
+from agent.config import AgentConfig
+from agent.daemon import Daemon
+from agent.planner import Planner
+from scripts import models
+from scripts.benches.figure import CACHE, Figure, interleaved, median_difference, median_ratio, percentile
+from scripts.client import Client, Refused
+from scripts.pair import PROGRAMS, STATUS, free_port
+from split.graph.card import CutCard, ModelCard
+from split.ids import CutId, ModelDigest
+from split.oip.infer import OipRequest
+from split.plan.plan import RequestFacts
+from split.profiles.address import HostPort
+from split.profiles.contract import Contract, Data, InputContract
+from split.profiles.image_spec import ImageSpec
+from split.profiles.measured import CodecCosts, CutCosts, ModelProfile
+from split.runtime.segment import OrtEngine, usable_threads
+from split.tensor import TensorSpec
+
+LIGHT: Final = "light-600k"
+LIGHT_TEXT: Final = """
+<ir_version: 10, opset_import: ["" : 18]>
+light (float[1,3,224,224] x) => (float[1,3,1,1] y) { y = GlobalMaxPool(x) }
+"""
+X: Final = np.random.default_rng(7).uniform(-1, 1, (1, 3, 224, 224)).astype(np.float32)
+START_TIMEOUT_S: Final = 60.0
+
+PLANS: Final = 100
+CODECS: Final = ("raw", "fp16", "int8")
+
+
+def prepare() -> None:
+    """The light model in a repository of its own, and the real one that `local_ratio` runs."""
+    place = CACHE / "overhead" / "models" / LIGHT / "1"
+    place.mkdir(parents=True, exist_ok=True)
+    onnx.save(onnx.parser.parse_model(LIGHT_TEXT), place / "model.onnx")
+    models.model_path("efficientnet-lite0")
+
+
+def run(*, quick: bool) -> tuple[list[Figure], list[dict[str, Any]]]:
+    rows: list[dict[str, Any]] = []
+    inprocess_us = asyncio.run(_inprocess_us(300 if quick else 2000, rows))
+    http_ms = _http_ms(200 if quick else 1000, rows)
+    decisions = _decisions_us(5_000 if quick else 50_000)
+    ratio = _local_ratio(40 if quick else 200, rows)
+    figures = [
+        Figure(name="inprocess_us", value=inprocess_us, unit="µs", at_most=100),
+        Figure(name="http_600k_ms", value=http_ms, unit="ms", at_most=1.2),
+        Figure(name="decision_p50_us", value=percentile(decisions, 0.50), unit="µs", at_most=50),
+        Figure(name="decision_p99_us", value=percentile(decisions, 0.99), unit="µs", at_most=200),
+        Figure(name="local_ratio", value=ratio, unit="ratio", at_most=1.02),
+    ]
+    return figures, rows
+
+
+def _bare() -> Callable[[], object]:
+    """The light model in a session as the daemon opens it, without anything around."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = usable_threads()
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    path = CACHE / "overhead" / "models" / LIGHT / "1" / "model.onnx"
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    feeds = {"x": X}
+    return lambda: session.run(["y"], feeds)
+
+
+async def _inprocess_us(rounds: int, rows: list[dict[str, Any]]) -> float:
+    """The daemon's whole way of a request but for HTTP, − bare."""
+    folder = CACHE / "overhead"
+    config = AgentConfig(
+        models=folder / "models",
+        state_dir=folder / "state",
+        cache_dir=folder / "cache",
+        listen=_listen(0),
+    )
+    async with Daemon(config) as daemon:
+        deadline_at_s = time.monotonic() + START_TIMEOUT_S
+        while not all(model["profiled"] for model in daemon.service.status()["models"]):
+            assert time.monotonic() < deadline_at_s, daemon.service.status()["models"]
+            await asyncio.sleep(0.1)
+        bare, request = _bare(), OipRequest(inputs={"x": X})
+        loop = asyncio.get_running_loop()
+        taken: dict[str, list[float]] = {"bare": [], "daemon": []}
+        for turn in range(-20, rounds):
+            started_s = time.perf_counter()
+            bare()
+            between_s = time.perf_counter()
+            await daemon.service.infer(LIGHT, "", request, loop.time())
+            ended_s = time.perf_counter()
+            if turn >= 0:
+                taken["bare"].append((between_s - started_s) * 1e3)
+                taken["daemon"].append((ended_s - between_s) * 1e3)
+    rows.append({"path": "in process", **{f"{k}_ms": statistics.median(v) for k, v in taken.items()}})
+    return median_difference(taken, "daemon", "bare") * 1e3
+
+
+def _listen(port: int) -> Any:
+    from agent.config import Listen
+
+    return Listen(http=HostPort(f"127.0.0.1:{port}"))
+
+
+def _http_ms(rounds: int, rows: list[dict[str, Any]]) -> float:
+    """A daemon of its own process, asked over HTTP in binary, − bare in this one."""
+    folder, port = CACHE / "overhead", free_port()
+    config = {
+        "models": str(folder / "models"),
+        "state_dir": str(folder / "state"),
+        "cache_dir": str(folder / "cache"),
+        "listen": {"http": f"127.0.0.1:{port}"},
+    }
+    path = folder / "agent.yaml"
+    path.write_text(yaml.safe_dump(config))
+    with (folder / "agent.log").open("w") as log:
+        command = [str(PROGRAMS / "isthmus"), "agent", "--config", str(path)]
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        with Client(port) as client:
+            _wait_until_profiled(client, process, path.with_name("agent.log"))
+            taken = interleaved({"bare": _bare(), "http": lambda: client.infer(LIGHT, {"x": X})}, rounds)
+    finally:
+        process.terminate()
+        process.wait()
+    rows.append({"path": "HTTP, 602 KB", **{f"{k}_ms": statistics.median(v) for k, v in taken.items()}})
+    return median_difference(taken, "http", "bare")
+
+
+def _wait_until_profiled(client: Client, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline_at_s = time.monotonic() + START_TIMEOUT_S
+    while process.poll() is None and time.monotonic() < deadline_at_s:
+        try:
+            if all(model["profiled"] for model in client.get(STATUS)["models"]):
+                return
+        except (OSError, Refused):
+            pass
+        time.sleep(0.1)
+    sys.exit(f"scripts/bench: the daemon did not come up:\n{log.read_text()}")
+
+
+def _decisions_us(rounds: int) -> list[float]:
+    """`Planner.decide` over a hundred plans: local, the input in three codecs and as a picture, 32 cuts in three."""
+    cuts = [CutId(f"{number:012x}") for number in range((PLANS - 5) // len(CODECS) + 1)]
+    tensor = TensorSpec(name="x", dtype="FP32", shape=(1, 3, 224, 224))
+    digest = ModelDigest("sha256:" + "0" * 64)
+    card = ModelCard(
+        digest=digest,
+        path="/nowhere/model.onnx",
+        files=(),
+        inputs=(tensor,),
+        outputs=(TensorSpec(name="y", dtype="FP32", shape=(1, 1000)),),
+        nodes=100,
+        opset=18,
+        cuts=tuple(
+            CutCard(
+                id=cut,
+                boundary=(TensorSpec(name="t", dtype="FP32", shape=(1, 50_000)),),
+                head_inputs=("x",),
+                head_outputs=(),
+                tail_inputs=(),
+                tail_outputs=("y",),
+                nodes=number + 1,
+                compute_share=(number + 1) / (len(cuts) + 1),
+                node_bitmap="00",
+            )
+            for number, cut in enumerate(cuts)
+        ),
+    )
+
+    def codecs(size: int) -> tuple[CodecCosts, ...]:
+        return tuple(
+            CodecCosts(codec=c, bytes=size // (2**n), encode_ms=0.3, decode_ms=0.2, fidelity={"kl": 0.01 * n})
+            for n, c in enumerate(CODECS)
+        )
+
+    profile = ModelProfile(
+        digest=digest,
+        runtime="bench",
+        fingerprint="bench",
+        dims={},
+        threads=2,
+        whole_ms=100.0,
+        image_ms=5.0,
+        input_codecs=codecs(602_112),
+        encoded_bytes=40_000,
+        output_bytes=4_000,
+        cuts=tuple(
+            CutCosts(cut=cut, head_ms=3.0 * (n + 1), tail_ms=100 - 3.0 * (n + 1), codecs=codecs(200_000 - 5_000 * n))
+            for n, cut in enumerate(cuts)
+        ),
+    )
+    image = InputContract(name="x", encoded=ImageSpec(resize=256, crop=224))
+    planner = Planner(slowdown=1.0)
+    planner.add_model("m", card, profile, Contract(data=Data(inputs=(image,), codecs=(*CODECS, "encoded"))))
+    planner.companion_ready("m", 10.0, 0.5)
+    for n, cut in enumerate(cuts):
+        planner.segment_ready("m", cut, 10.0 - 0.3 * n)
+    for n in range(10):
+        planner.observe_ping(20.0, n * 0.1)
+        planner.observe_transfer(50_000, 4_000, 60.0, n * 0.1 + 0.05)
+    facts = RequestFacts(budget_ms=1000.0, input_bytes=602_112)
+    decision = planner.decide("m", facts, edge_queue_ms=0.0, now_s=1.0)
+    assert decision.candidates >= PLANS - 5, decision.candidates
+    taken = []
+    for n in range(rounds):
+        started_s = time.perf_counter()
+        planner.decide("m", facts, edge_queue_ms=0.0, now_s=1.0 + n * 1e-3)
+        taken.append((time.perf_counter() - started_s) * 1e6)
+    return taken
+
+
+def _local_ratio(rounds: int, rows: list[dict[str, Any]]) -> float:
+    """The whole as the daemon opens it / the best plain session over thread counts and spinning."""
+    path = models.model_path("efficientnet-lite0")
+    feeds = {"input": X}
+    ours = OrtEngine().open(path, threads=usable_threads())
+    work: dict[str, Callable[[], object]] = {"ours": lambda: ours.run(feeds)}
+    for threads in range(1, usable_threads() + 1):
+        for spinning in ("0", "1"):
+            options = ort.SessionOptions()
+            options.intra_op_num_threads = threads
+            options.add_session_config_entry("session.intra_op.allow_spinning", spinning)
+            session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            work[f"plain, {threads} threads, spinning {spinning}"] = lambda s=session: s.run(None, feeds)  # type: ignore[misc]  # one session each
+    taken = interleaved(work, rounds, burst=4)
+    medians = {name: statistics.median(times) for name, times in taken.items()}
+    rows.extend({"session": name, "median_ms": ms} for name, ms in medians.items())
+    best = min((name for name in work if name != "ours"), key=lambda name: medians[name])
+    return median_ratio(taken, "ours", best)
