@@ -49,8 +49,8 @@ ROADS: Final[dict[str, dict[str, str]]] = {
 
 ROUNDS: Final = 5
 """Measured requests of each road per condition, interleaved."""
-WARM_UP_ROUNDS: Final = 2
-SETTLE_REQUESTS: Final = 4
+WARM_UP_ROUNDS: Final = 3
+SETTLE_REQUESTS: Final = 6
 CONNECT_TIMEOUT_S: Final = 30.0
 
 KILL_REQUESTS: Final = 200
@@ -395,7 +395,7 @@ def run(console: Console, folder: Path) -> dict[str, Any]:
             chosen = verdict.chosen.as_json()
             console.print(
                 f"  {condition.name:42} {chosen['placement']:8} {_ms(chosen['measured_ms']):>6} ms"
-                f"   {labels[verdict.top1]}",
+                f"   {labels[verdict.top1].partition(',')[0]}",
                 highlight=False,
             )
         console.print()

@@ -63,9 +63,9 @@ def photo_path(name: str) -> Path:
 
 
 def imagenet_labels() -> list[str]:
-    """The 1000 ImageNet class names in the order of the logits; Unavailable when they cannot be had."""
-    labels: list[str] = json.loads(_member(_entry("files", "imagenet-labels.json")).read_text())
-    return labels
+    """The 1000 ImageNet class names (synonyms, comma between) in the order of the logits; Unavailable when they cannot be had."""
+    names: dict[str, str] = json.loads(_member(_entry("files", "imagenet-labels.json")).read_text())
+    return [names[str(number)] for number in range(len(names))]
 
 
 def lay_in_repository(name: str) -> Path:

@@ -64,4 +64,4 @@ def test_the_real_network_knows_a_cat_when_it_sees_one(
     image = Image.open(photo("chelsea.png")).convert("RGB").crop((75, 0, 375, 300)).resize((224, 224))
     pixels = (np.asarray(image, np.float32) - 127) / 128
     (logits,) = session.run(None, {"input": pixels.transpose(2, 0, 1)[None]})
-    assert "cat" in models.imagenet_labels()[int(logits.argmax())] or int(logits.argmax()) in range(281, 286)
+    assert models.imagenet_labels()[int(logits.argmax())] in ("tabby, tabby cat", "tiger cat", "Egyptian cat")
