@@ -63,7 +63,7 @@ def photo_path(name: str) -> Path:
 
 
 def imagenet_labels() -> list[str]:
-    """The 1000 ImageNet class names (synonyms, comma between) in the order of the logits; Unavailable when they cannot be had."""
+    """The 1000 ImageNet class names (synonyms, comma between) in the order of the logits; Unavailable as the others."""
     names: dict[str, str] = json.loads(_member(_entry("files", "imagenet-labels.json")).read_text())
     return [names[str(number)] for number in range(len(names))]
 
