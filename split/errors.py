@@ -1,4 +1,4 @@
-"""Every error that leaves a module of Isthmus, in one tree; the texts are sentences for the one who reads them at three.
+"""Every error that leaves a module of Isthmus, in one tree; texts are sentences for the one who reads them at three.
 
 IsthmusError
 ├── ConfigError            the configuration is wrong: programs exit 78
