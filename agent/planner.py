@@ -171,6 +171,11 @@ class Planner:
             base = float(model.measured.costs[Column.TAIL, int(rows.argmax())])
         return base * model.edge.ratio * self._slowdown
 
+    def image_ms(self, name: str) -> float:
+        """Expected device time to prepare an encoded input; drift and slowdown in."""
+        model = self._model(name)
+        return model.profile.image_ms * model.image.ratio * self._slowdown
+
     def prepare_ms(self, name: str, plan: Plan) -> float:
         """Expected device time before a plan's bytes leave: head and encoding; drift and slowdown in, queue not."""
         model = self._model(name)

@@ -250,6 +250,11 @@ class Repository:
             else:
                 entry.state, entry.reason = ModelState.UNAVAILABLE, str(error)
                 log.error("model=%s is unavailable: %s", entry.name, error)
+        except Exception as error:  # a bug of ours costs this model, not the daemon
+            log.exception("model=%s could not be brought up", entry.name)
+            entry.reason = f"internal error ({type(error).__name__}), the daemon's log says more"
+            if entry.state is not ModelState.READY:
+                entry.state = ModelState.UNAVAILABLE
         finally:
             entry.progress = ""
 

@@ -22,7 +22,7 @@ from agent.lateness import Lateness
 from agent.planner import Planner
 from agent.stages import Prepared, finish, prepare, whole
 from agent.uplink import RemoteReply, Uplink
-from split.errors import DeadlineExceeded, EngineFailed, InvalidRequest, IsthmusError
+from split.errors import DeadlineExceeded, EngineFailed, InvalidRequest, IsthmusError, UnknownModel
 from split.ids import OFFLOAD_CUT
 from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate
 from split.tensor import Tensors
@@ -76,6 +76,16 @@ class Serve:
         return self._planner.decide(
             request.model.name, request.facts, edge_queue_ms=self._compute.queue_ms, now_s=_now()
         )
+
+    def _finish_ms(self, request: InferenceRequest, prepared: Prepared) -> float:
+        """What the device is expected to need for what is missing."""
+        if request.model.profile is None:
+            return 0.0
+        try:
+            image_ms = self._planner.image_ms(request.model.name) if prepared.encoded else 0.0
+            return image_ms + self._planner.finish_ms(request.model.name, prepared.cut)
+        except UnknownModel:  # unloaded meanwhile; its last requests are still answered
+            return (request.model.profile.image_ms + request.model.profile.whole_ms) * self._compute.slowdown
 
     async def _carry_out(self, request: InferenceRequest, decision: Decision) -> Outcome:
         plan = decision.chosen.plan
@@ -133,7 +143,7 @@ class Serve:
         """The companion's reply if it comes in time; otherwise whichever of it and the local finish is first."""
         plan = decision.chosen.plan
         fallback = request.model.contract.behaviour.fallback
-        local_ms = self._planner.finish_ms(request.model.name, prepared.cut)
+        local_ms = self._finish_ms(request, prepared)
         late = self._lateness.watch(
             request.id, deadline_at_s=request.deadline_at_s, local_ms=local_ms, timeout_ms=fallback.timeout_ms
         )
@@ -167,7 +177,7 @@ class Serve:
         """The whole model, or the tail from the boundary that is there."""
         name, cut = request.model.name, prepared.cut
         work = (lambda: whole(request, prepared)) if cut is None else (lambda: finish(request, prepared))
-        expected_ms = self._planner.finish_ms(name, cut) if request.model.profile is not None else 0.0
+        expected_ms = self._finish_ms(request, prepared)
         try:
             timed = await self._compute.run(work, deadline_at_s=request.deadline_at_s, expected_ms=expected_ms)
         except IsthmusError as error:

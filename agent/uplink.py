@@ -216,6 +216,9 @@ class Uplink:
                     await self._live_with(channel)
                 except ChannelError as error:
                     self.state = f"lost: {error}"
+                except Exception:  # a bug of ours must not end remote use for ever
+                    log.exception("companion=%s the connection is given up", address)
+                    self.state = "lost: an internal error, the daemon's log says more"
                 finally:
                     self._channel = None
                     self._fail_all(ConnectionLost(f"companion {address} {self.state}"))
@@ -353,7 +356,9 @@ class Uplink:
             await self._share(channel, model)
             for cut in model.card.cuts:
                 await self._open_cut(channel, model, cut.id, cut.node_bitmap)
-        except (IsthmusError, TimeoutError) as error:
+        except Exception as error:
+            if not isinstance(error, IsthmusError | TimeoutError):
+                log.exception("model=%s set-up failed", model.name)
             why = str(error) or "the companion did not answer while the model was set up"
             log.warning("model=%s is not shared with %s: %s", model.name, self.address, why)
             self._planner.forbid_remote(model.name, why)
@@ -374,7 +379,8 @@ class Uplink:
             if isinstance(need, ModelNeed) and need.missing:
                 await self._send_files(channel, model, need)
             ready = await _next(answers)
-        assert isinstance(ready, ModelReady), ready
+        if not isinstance(ready, ModelReady):
+            raise RemoteProtocolError(f"the companion answered an offer with {type(ready).__name__}")
         mine = await self._golden.run(model, None)
         theirs = decode(memoryview(ready.golden), max_bytes=1 << 26)
         if (why := differs(theirs, mine)) is not None:
@@ -407,7 +413,8 @@ class Uplink:
         except CompanionRefused as error:
             log.warning("model=%s cut=%s refused by %s: %s", model.name, cut, self.address, error)
             return
-        assert isinstance(ready, SegmentReady), ready
+        if not isinstance(ready, SegmentReady):
+            raise RemoteProtocolError(f"the companion answered a cut with {type(ready).__name__}")
         mine = await self._golden.run(model, cut)
         if (why := differs(decode(memoryview(ready.golden), max_bytes=1 << 26), mine)) is not None:
             log.warning("model=%s cut=%s computed differently by %s: %s", model.name, cut, self.address, why)
