@@ -141,6 +141,8 @@ class Lab:
             store=SegmentStore(OrtEngine(), threads=1, budget_bytes=1 << 20),
         )
         self.behave = behave
+        self.shift = 0.0
+        """What the companion's golden outputs are off by."""
         self.planner = SteadyPlanner()
         self.planner.add_model("tiny", card, profile, self.model.contract)
         self.compute = SlowCompute()
@@ -206,7 +208,7 @@ class Lab:
                 incoming = await channel.receive()
                 match incoming.message:
                     case ModelOffer(digest=digest):
-                        golden = await self.run(self.model, None)
+                        golden = {n: v + self.shift for n, v in (await self.run(self.model, None)).items()}
                         channel.send(ModelNeed(digest=digest, missing=()))
                         channel.send(ModelReady(digest=digest, golden=joined(golden), whole_ms=10.0))
                     case SegmentOpen(digest=digest, cut=cut):
@@ -425,5 +427,22 @@ def test_a_silent_companion_is_not_asked_again_until_it_speaks(tmp_path: Path) -
             assert len(lab.seen) == 1
             channel._other.thaw()
             await lab.until(lambda: not lab.planner.local_only_reason("tiny"))
+
+    run_in_virtual_time(story())
+
+
+def test_a_companion_that_computes_differently_is_never_asked_and_the_reason_is_shown(tmp_path: Path) -> None:
+    async def story() -> None:
+        lab = Lab(tmp_path, behave=replies_after(0.01))
+        lab.shift = 1e-3
+        lab.uplink.serve_model(lab.model)
+        lab.uplink.start()
+        await lab.until(lambda: "differently" in lab.planner.local_only_reason("tiny"))
+        for mode in ("auto", "split", "offload"):
+            outcome = await lab.ask(mode=mode)
+            assert outcome.ran.placement is Placement.LOCAL
+            assert_right(outcome)
+        assert lab.seen == []
+        await lab.__aexit__()
 
     run_in_virtual_time(story())
