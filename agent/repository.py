@@ -123,14 +123,17 @@ def find_models(folder: Path) -> dict[ModelName, tuple[str, Path]]:
 
 
 def find_card(cache_dir: Path, path: Path) -> tuple[Path, ModelCard] | None:
-    """Folder and card made from exactly these bytes at this place, without parsing them; None where there is none."""
+    """Folder and card made from exactly these bytes at this place, without parsing them, every segment as the
+    workbench wrote it; None where there is none."""
     for folder in sorted((cache_dir / "models").glob("*/")):
         try:
             card = read_card(folder)
         except InvalidModel:
             continue
-        if card.path == str(path.resolve()) and all(
-            file_is(path.parent / name, size, sha256) for name, size, sha256 in card.files
+        if (
+            card.path == str(path.resolve())
+            and all(file_is(path.parent / name, size, sha256) for name, size, sha256 in card.files)
+            and all(file_is(folder / name, *made) for name, made in card.made.items())
         ):
             return folder, card
     return None

@@ -15,7 +15,7 @@ from split.errors import CutRefused, InvalidModel
 from split.ids import CutId, ModelDigest
 from split.tensor import TensorSpec
 
-CARD_VERSION = 1
+CARD_VERSION = 2
 
 
 class CutCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +54,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     opset: int
     cuts: tuple[CutCard, ...]
     """Candidates in topological order."""
+    made: dict[str, tuple[int, str]] = {}
+    """(bytes, sha256 hex) of each file the workbench wrote beside this card: a damaged one is made again."""
     no_cuts_reason: str = ""
     """Why `cuts` is empty, as a sentence; empty when it is not."""
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from split.codec.golden import golden_inputs
 from split.codec.payload import payload_bytes
 from split.errors import CutRefused, InvalidModel, IsthmusError
@@ -21,7 +23,7 @@ from split.graph.card import CutCard, ModelCard, write_card, write_cut
 from split.graph.cuts import Cut, all_prefix_cuts, candidates, compute_shares, cut_card, cut_from_mask, mask_of
 from split.graph.load import load_model
 from split.graph.model import Model
-from split.graph.partition import share_weights, whole_with, write_parts, write_whole
+from split.graph.partition import WEIGHTS_FILE, share_weights, whole_with, write_parts, write_whole
 from split.graph.shapes import concrete_shapes
 from split.ids import CutId, ModelDigest
 from split.runtime.segment import OrtEngine
@@ -63,7 +65,7 @@ def prepare(
     for done, cut in enumerate(cuts):
         on_progress("cut", 0.4 + 0.6 * done / len(cuts))
         write_parts(model, cut, folder / f"{cut.id}.head.onnx", folder / f"{cut.id}.tail.onnx")
-    card = describe(model, cuts)
+    card = msgspec.structs.replace(describe(model, cuts), made=_fingerprints(folder, cuts))
     write_card(card, folder)
     on_progress("done", 1.0)
     return card
@@ -88,6 +90,16 @@ def part(model_path: Path, folder: Path, cut: CutId, node_bitmap: str) -> CutCar
     card = cut_card(model, found, share)
     write_cut(card, folder)
     return card
+
+
+def _fingerprints(folder: Path, cuts: Sequence[Cut]) -> dict[str, tuple[int, str]]:
+    names = [f"{cut.id}.{part}.onnx" for cut in cuts for part in ("head", "tail")]
+    found = {}
+    for path in (folder / name for name in (WEIGHTS_FILE, *names)):
+        if path.is_file():
+            with path.open("rb") as file:
+                found[path.name] = (path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+    return found
 
 
 def describe(model: Model, cuts: Sequence[Cut]) -> ModelCard:

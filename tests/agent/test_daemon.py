@@ -210,3 +210,17 @@ async def test_emulated_slowness_shows_in_the_timings(home: Path, tmp_path: Path
         _, status = await caller.get("/v2/isthmus/status")
         assert status["emulation"] == {"slowdown": 20.0}
         assert (await caller.infer([[1.0, 2.0, 3.0]]))[0] == 200
+
+
+async def test_a_damaged_segment_in_the_cache_is_made_again(home: Path, tmp_path: Path) -> None:
+    config = configured(home, tmp_path)
+    async with Daemon(config) as daemon, aiohttp.ClientSession() as session:
+        caller = Caller(session, daemon)
+        await caller.until(caller.settled)
+    head = sorted((config.cache_dir / "models").glob("*/*.head.onnx"))[0]
+    whole = head.read_bytes()
+    head.write_bytes(whole[: len(whole) // 2])
+    async with Daemon(config) as daemon, aiohttp.ClientSession() as session:
+        caller = Caller(session, daemon)
+        await caller.until(caller.settled)
+        assert head.read_bytes() == whole
