@@ -71,6 +71,11 @@ class Golden:
         inputs = await self._in_background(work)
         if inputs is None:
             return b""
+        if model.privacy != "any":
+            raise InvalidModel(
+                f"model {model.name!r} takes no built-in golden inputs, and its contract ({model.privacy}) does not "
+                "let a real one leave: it cannot be compared with a companion"
+            )
         payload = b"".join(encode(inputs, "raw"))
         if len(payload) > OFFERED_BYTES_MAX:
             raise InvalidModel(

@@ -240,6 +240,9 @@ class Repository:
             await asyncio.wait([entry.task])
         if entry.model is not None:
             self._on_gone(entry.model)
+            # Sessions are kept by path: a file replaced in place must not answer with its old weights.
+            self._store.forget(Path(entry.model.card.path))
+            self._store.forget(entry.model.folder)
             entry.model = None
 
     async def _bring_up(self, entry: Entry) -> None:

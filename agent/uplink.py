@@ -185,7 +185,7 @@ class Uplink:
         self._channel.forget(request_id, attempt)
         try:
             self._channel.send(Cancel(request_id=request_id, attempt=attempt), priority=Priority.CONTROL)
-        except ChannelError:
+        except IsthmusError:  # gone, or full: the companion finds out by itself
             return
 
     def suspect(self) -> None:
@@ -207,7 +207,9 @@ class Uplink:
             refused = False
             try:
                 channel = await self._dial(address)
-            except (IsthmusError, OSError, TimeoutError) as error:
+            except Exception as error:  # whatever it is, the next address or the next try may do
+                if not isinstance(error, IsthmusError | OSError | TimeoutError):
+                    log.exception("companion=%s cannot be dialled", address)
                 self.state = f"cannot connect: {error or 'timed out'}"
                 refused = isinstance(error, IdentityError) and len(self._companions) == 1
             else:
@@ -322,7 +324,7 @@ class Uplink:
         nonce = next(self._nonces)
         try:
             self._channel.send(Ping(nonce=nonce, padding=bytes(padding)), priority=Priority.CONTROL)
-        except ChannelError:
+        except IsthmusError:  # gone, or full: the next tick asks again
             return
         self._pings[nonce] = (self._now(), padding)
 
@@ -349,7 +351,7 @@ class Uplink:
 
     async def _set_up(self, channel: Channel, model: ServedModel) -> None:
         """Bring one model over, compare golden outputs, open its cuts; the planner learns each step."""
-        if model.contract.data.privacy == "local-only":
+        if model.privacy == "local-only":
             self._planner.forbid_remote(model.name, "the contract says local-only")
             return
         try:
@@ -364,9 +366,9 @@ class Uplink:
             self._planner.forbid_remote(model.name, why)
 
     async def _share(self, channel: Channel, model: ServedModel) -> None:
-        if channel.peer_hello.image != image_fingerprint():
-            model_images = "decodes pictures otherwise than this device"
-            self._planner.forbid_encoded(model.name, f"the companion {model_images}" if model.images else None)
+        same = channel.peer_hello.image == image_fingerprint()
+        why = None if same else "the companion decodes pictures otherwise than this device"
+        self._planner.forbid_encoded(model.name, why)
         offer = ModelOffer(
             digest=model.digest,
             files=model.card.files,

@@ -224,3 +224,18 @@ async def test_a_damaged_segment_in_the_cache_is_made_again(home: Path, tmp_path
         caller = Caller(session, daemon)
         await caller.until(caller.settled)
         assert head.read_bytes() == whole
+
+
+async def test_a_model_replaced_in_place_answers_with_its_new_weights_once_loaded(tmp_path: Path) -> None:
+    lay_model(tmp_path / "models", "tiny", onnx.parser.parse_model(TINY).SerializeToString())
+    changed = onnx.parser.parse_model(TINY.replace("y = Exp(a)", "y = Neg(a)")).SerializeToString()
+    async with Daemon(configured(tmp_path, tmp_path)) as daemon, aiohttp.ClientSession() as session:
+        caller = Caller(session, daemon)
+        await caller.until(caller.settled)
+        assert (await caller.infer([[0.0, 1.0, 2.0]]))[0] == 200
+        (tmp_path / "models" / "tiny" / "1" / "model.onnx").write_bytes(changed)
+        async with session.post(f"{caller.base}/v2/repository/models/tiny/load", json={}) as answer:
+            assert answer.status == 200
+        _, answer_now = await caller.infer([[0.0, 1.0, 2.0]], outputs=[{"name": "y"}])
+        [y] = answer_now["outputs"]  # type: ignore[misc]
+        assert y["data"] == [0.0, -1.0, -2.0]  # type: ignore[index]
