@@ -8,7 +8,6 @@ they are done the model answers locally. A model that cannot be used is UNAVAILA
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ import msgspec
 
 from split.codec.image import ImageSpec
 from split.errors import InvalidModel, IsthmusError, ModelUnavailable, UnknownModel
-from split.graph.card import ModelCard, read_card
+from split.graph.card import ModelCard, file_is, read_sound_card
 from split.ids import CutId, ModelDigest, ModelName
 from split.profiles.contract import Contract, Privacy, check_contract, default_contract, load_contract, load_labels
 from split.profiles.measured import ModelProfile, read_profile
@@ -127,7 +126,7 @@ def find_card(cache_dir: Path, path: Path) -> tuple[Path, ModelCard] | None:
     workbench wrote it; None where there is none."""
     for folder in sorted((cache_dir / "models").glob("*/")):
         try:
-            card = read_card(folder)
+            card = read_sound_card(folder)
         except InvalidModel:
             continue
         if (
@@ -137,17 +136,6 @@ def find_card(cache_dir: Path, path: Path) -> tuple[Path, ModelCard] | None:
         ):
             return folder, card
     return None
-
-
-def file_is(path: Path, size: int, sha256: str) -> bool:
-    """Whether the file has these bytes."""
-    try:
-        if path.stat().st_size != size:
-            return False
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == sha256
-    except OSError:
-        return False
 
 
 class Repository:

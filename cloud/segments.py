@@ -18,7 +18,7 @@ from typing import Protocol
 
 from cloud.store import digest_hex
 from split.errors import CompanionRefused, CutRefused, InvalidModel
-from split.graph.card import CutCard, ModelCard, read_card, read_cut
+from split.graph.card import CutCard, ModelCard, read_card, read_cut, read_sound_card
 from split.ids import CutId
 
 _UNSUPPORTED = re.compile(
@@ -74,7 +74,7 @@ class Segments:
         folder = self._folder / digest_hex(digest)[:16]
         async with self._turn:
             try:
-                card = read_card(folder)
+                card = await asyncio.to_thread(read_sound_card, folder)
             except InvalidModel:
                 await self._make(path, folder, dims)
                 card = read_card(folder)

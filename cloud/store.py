@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 import re
 import shutil
 import threading
@@ -23,9 +24,11 @@ from pathlib import Path
 import msgspec
 
 from split.errors import CompanionRefused, InvalidRequest, UnknownModel
-from split.graph.card import digest_of_files
+from split.graph.card import digest_of_files, file_is
 from split.ids import ModelDigest
 from split.transport.channel import Buffer
+
+log = logging.getLogger(__name__)
 
 Files = tuple[tuple[str, int, str], ...]
 """(plain name, bytes, sha256 hex), the model file first: as a device offers it."""
@@ -82,7 +85,24 @@ class ModelStore:
         """(Model, device) → sessions that use it: for a moment a device may have its old session and its new one."""
         self._uploads: dict[tuple[str, str], _Upload] = {}
         """(Model, device) → what is on its way; by the model's hex digits, here and above."""
+        self._sound: set[str] = set()
+        """Models whose bytes were checked since this process started or came to it whole."""
         folder.mkdir(parents=True, exist_ok=True)
+
+    def _is_sound(self, base: Path) -> bool:
+        """Whether the model lies there with the bytes it was sent with. A damaged copy is removed: it is sent anew."""
+        if not _is_whole(base):
+            return False
+        if base.name in self._sound:
+            return True
+        files = _read_manifest(base)
+        if files is not None and all(file_is(base / "files" / name, size, sha256) for name, size, sha256 in files):
+            self._sound.add(base.name)
+            return True
+        log.warning("the stored model %s is damaged and removed; devices send it again", base.name)
+        shutil.rmtree(base / "files", ignore_errors=True)
+        (base / "manifest.json").unlink(missing_ok=True)
+        return False
 
     def held(self) -> tuple[ModelDigest, ...]:
         """Digests of the models that are whole."""
@@ -107,7 +127,7 @@ class ModelStore:
         base = self._folder / digest_hex(digest)
         check_files(digest, files)
         with self._lock:
-            if _is_whole(base):
+            if self._is_sound(base):
                 known = _read_manifest(base)
                 if known is not None and not _same_files(known, files):
                     raise CompanionRefused(
@@ -149,10 +169,11 @@ class ModelStore:
         if upload is None:
             raise InvalidRequest(f"model {digest} was not offered; offer it before sending its files")
         with upload.lock:
+            # Another device may be first at any moment: then the place of this upload is gone, and the model is whole.
             try:
-                return _append(upload, index, offset, memoryview(data))
-            except FileNotFoundError:
-                if _is_whole(base):  # another device was first
+                return _append(upload, index, offset, memoryview(data)) or _is_whole(base)
+            except (FileNotFoundError, InvalidRequest):
+                if _is_whole(base):
                     return True
                 raise
 
@@ -168,7 +189,7 @@ class ModelStore:
         with upload.lock:
             try:
                 if _missing(upload):
-                    return False
+                    return _is_whole(base)
                 _check_hashes(upload)
                 with self._lock:
                     if not _is_whole(base):

@@ -180,6 +180,7 @@ def _decisions_us(rounds: int) -> list[float]:
                 head_inputs=("x",),
                 head_outputs=(),
                 tail_inputs=(),
+                shown_inputs=(),
                 tail_outputs=("y",),
                 nodes=number + 1,
                 compute_share=(number + 1) / (len(cuts) + 1),

@@ -15,7 +15,7 @@ from split.errors import CutRefused, InvalidModel
 from split.ids import CutId, ModelDigest
 from split.tensor import TensorSpec
 
-CARD_VERSION = 2
+CARD_VERSION = 3
 
 
 class CutCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +30,8 @@ class CutCard(msgspec.Struct, frozen=True, kw_only=True):
     """Model outputs made in the head: the device keeps them."""
     tail_inputs: tuple[str, ...]
     """Model inputs the tail reads: they travel in the same frame as the boundary."""
+    shown_inputs: tuple[str, ...]
+    """Model inputs that can be read off what crosses: as they are, rearranged or changed value by value."""
     tail_outputs: tuple[str, ...]
     """Model outputs made in the tail."""
     nodes: int
@@ -87,6 +89,29 @@ def read_card(folder: Path) -> ModelCard:
     if card.version != CARD_VERSION:
         raise InvalidModel(f"{path} has version {card.version}, this program reads {CARD_VERSION}; delete it")
     return card
+
+
+def read_sound_card(folder: Path) -> ModelCard:
+    """`read_card`, and every file the workbench made beside it is as it was made; InvalidModel names one that is not.
+
+    Hashes all of them: about a second per gigabyte.
+    """
+    card = read_card(folder)
+    for name, made in card.made.items():
+        if not file_is(folder / name, *made):
+            raise InvalidModel(f"{folder / name} is missing or damaged; it is made again")
+    return card
+
+
+def file_is(path: Path, size: int, sha256: str) -> bool:
+    """Whether the file has these bytes."""
+    try:
+        if path.stat().st_size != size:
+            return False
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == sha256
+    except OSError:
+        return False
 
 
 def write_cut(cut: CutCard, folder: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Final
 from split.errors import CutRefused
 from split.graph.card import CutCard
 from split.graph.cost import node_flops
+from split.graph.exposure import shown_inputs
 from split.graph.model import Model
 from split.ids import CutId, cut_id
 from split.tensor import TensorSpec
@@ -187,9 +188,12 @@ def boundary_specs(model: Model, cut: Cut) -> tuple[TensorSpec, ...]:
 
 def cut_card(model: Model, cut: Cut, share: float) -> CutCard:
     """What the serving processes keep of a legal cut; CutRefused with the reason for one that is not."""
+    shown = shown_inputs(model)
+    crossing = (*cut.boundary, *cut.tail_inputs)
     return CutCard(
         id=cut.id,
         boundary=boundary_specs(model, cut),
+        shown_inputs=tuple(sorted(frozenset[str]().union(*(shown.get(name, ()) for name in crossing)))),
         head_inputs=cut.head_inputs,
         head_outputs=cut.head_outputs,
         tail_inputs=cut.tail_inputs,

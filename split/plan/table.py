@@ -109,7 +109,6 @@ class PlanTable:
             if measured is None:
                 continue
             down = _down_bytes(card, profile, cut)
-            travels = set(cut.tail_inputs) | {spec.name for spec in cut.boundary if spec.name in _input_names(card)}
             rows += [
                 _Row(
                     plan=Plan(placement=Placement.SPLIT, cut=cut.id, codec=codec.codec),
@@ -118,7 +117,7 @@ class PlanTable:
                     codec=codec,
                     down=down,
                     depth=cut.compute_share,
-                    raw_inputs=tuple(sorted(travels)),
+                    raw_inputs=cut.shown_inputs,
                 )
                 for codec in measured.codecs
             ]
@@ -173,7 +172,7 @@ class _Row:
     down: int = 0
     depth: float = 0.0
     raw_inputs: tuple[str, ...] = ()
-    """Model inputs that travel untouched."""
+    """Model inputs that can be read off what travels."""
 
     @property
     def up(self) -> int:
@@ -195,7 +194,7 @@ def _why_not(row: _Row, level: int, private: set[str], contract: Contract) -> st
         return "privacy is local-only: nothing may leave the device"
     leaking = [name for name in row.raw_inputs if level == 1 or name in private]
     if leaking:
-        return f"privacy is no-raw-input: input {', '.join(map(repr, leaking))} would leave the device untouched"
+        return f"privacy is no-raw-input: input {', '.join(map(repr, leaking))} could be read off what leaves"
     data = contract.data
     if row.depth < data.depth_min_ratio:
         return (
@@ -244,10 +243,6 @@ def _spread(rows: list[_Row]) -> Floats:
         remote = 0.0 if row.plan is LOCAL else 1.0
         spread[:, i] = (remote, u, d, u * u, u * d, d * d, e, e * d, row.head_ms**2, row.tail_ms**2)
     return spread
-
-
-def _input_names(card: ModelCard) -> set[str]:
-    return {spec.name for spec in card.inputs}
 
 
 def _down_bytes(card: ModelCard, profile: ModelProfile, cut: CutCard) -> int:

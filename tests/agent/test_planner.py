@@ -35,6 +35,7 @@ CARD = ModelCard(
             head_inputs=("x",),
             head_outputs=(),
             tail_inputs=(),
+            shown_inputs=(),
             tail_outputs=("y",),
             nodes=3,
             compute_share=0.3,

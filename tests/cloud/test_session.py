@@ -87,7 +87,7 @@ async def test_a_cut_beyond_the_candidates_is_made_when_asked_for(house, chain, 
     await device.bring(chain)
     cut = chain.card.cuts[0]
     folder = next((house.companion.store._folder.parent.parent / "cache" / "models").iterdir())
-    card = msgspec.structs.replace(chain.card, cuts=())
+    card = msgspec.structs.replace(chain.card, cuts=(), made={})
     (folder / "card.json").write_bytes(msgspec.json.encode(card))
     (folder / f"{cut.id}.tail.onnx").unlink()
     other = house.connect("camera-2")

@@ -180,3 +180,26 @@ def test_a_stream_of_requests_survives_a_restart_of_the_companion(remote: Pair, 
     for answer in answers:
         assert_right(answer, expected)
     wait_until(lambda: remote_works(remote), timeout_s=10)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        "companion-cache/models/*/*.tail.onnx",
+        "companion-cache/models/*/weights.bin",
+        "companion-state/models/*/files/*",
+        "companion-state/models/*/manifest.json",
+    ],
+)
+def test_files_damaged_at_the_companion_are_made_or_sent_again(
+    remote: Pair, expected: np.ndarray, damaged: str
+) -> None:
+    remote.kill_companion()
+    files = sorted(remote.folder.glob(damaged))
+    assert files
+    for file in files:
+        data = file.read_bytes()
+        file.write_bytes(data[: len(data) // 2])
+    remote.start_companion()
+    assert_right(ask(remote), expected)
+    wait_until(lambda: remote_works(remote), timeout_s=30)

@@ -37,6 +37,7 @@ def cut(
         head_inputs=("x",),
         head_outputs=tuple({"y", "z"} - set(tail_outputs)),
         tail_inputs=tail_inputs,
+        shown_inputs=tail_inputs,
         tail_outputs=tail_outputs,
         nodes=3,
         compute_share=share,

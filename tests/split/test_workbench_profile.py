@@ -42,6 +42,7 @@ def cut_at(name: str, spec: TensorSpec) -> CutCard:
         head_inputs=("x",),
         head_outputs=(),
         tail_inputs=(),
+        shown_inputs=(),
         tail_outputs=("y",),
         nodes=1,
         compute_share=0.5,
