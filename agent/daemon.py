@@ -68,7 +68,12 @@ class Daemon:
     async def _start(self) -> None:
         config = self._config
         for folder in (config.state_dir, config.cache_dir):
-            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(
+                    f"the folder {folder} cannot be made ({error.strerror}); see state_dir, cache_dir"
+                ) from error
         if not config.models.is_dir():
             raise ConfigError(f"models: {config.models} is no folder; make it, or point `models` at your repository")
         threads = usable_threads()

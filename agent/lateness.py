@@ -18,6 +18,9 @@ MARGIN_MS = 8.0
 time + 20 ms is what must hold (I3), so the margin has to stay well below 20."""
 MARGIN_RATIO = 0.05
 """Of the local finish: one run varies by a few percent."""
+SLACK_RATIO = 0.05
+"""Of the time that is there beyond the local finish: who can wait a second loses nothing by giving up 50 ms earlier,
+and a busy machine then still meets the deadline."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,10 +44,11 @@ class Lateness:
     ) -> asyncio.Future[None]:
         """`local_ms`: what the device would need; `timeout_ms`: bound on the wait inside the deadline (None: none)."""
         loop = asyncio.get_running_loop()
+        slack_ms = max((deadline_at_s - loop.time()) * 1000 - local_ms, 0.0)
         watched = _Watched(
             future=loop.create_future(),
             deadline_at_s=deadline_at_s,
-            local_ms=local_ms * (1 + MARGIN_RATIO) + MARGIN_MS,
+            local_ms=local_ms * (1 + MARGIN_RATIO) + MARGIN_MS + slack_ms * SLACK_RATIO,
             give_up_at_s=math.inf if timeout_ms is None else loop.time() + timeout_ms / 1000,
         )
         self._watched[key] = watched

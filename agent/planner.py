@@ -171,6 +171,11 @@ class Planner:
             base = float(model.measured.costs[Column.TAIL, int(rows.argmax())])
         return base * model.edge.ratio * self._slowdown
 
+    def scale(self, name: str, facts: RequestFacts) -> float:
+        """Size of this request's inputs relative to those that the profile holds for; times grow with it."""
+        table = self._model(name).table
+        return facts.input_bytes / table.input_bytes if table.input_bytes and facts.input_bytes else 1.0
+
     def image_ms(self, name: str) -> float:
         """Expected device time to prepare an encoded input; drift and slowdown in."""
         model = self._model(name)

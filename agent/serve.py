@@ -73,9 +73,24 @@ class Serve:
     def _decide(self, request: InferenceRequest) -> Decision:
         if request.model.profile is None:
             return UNPROFILED
-        return self._planner.decide(
-            request.model.name, request.facts, edge_queue_ms=self._compute.queue_ms, now_s=_now()
-        )
+        try:
+            return self._planner.decide(
+                request.model.name, request.facts, edge_queue_ms=self._compute.queue_ms, now_s=_now()
+            )
+        except UnknownModel:
+            return UNPROFILED
+
+    def _scale_of(self, request: InferenceRequest) -> float:
+        try:
+            return self._planner.scale(request.model.name, request.facts)
+        except UnknownModel:  # unloaded meanwhile
+            return 1.0
+
+    def _learn(self, request: InferenceRequest, plan: Plan, stage: str, measured_ms: float) -> None:
+        """Tell the planner, after the answer, what a stage took for a request of the profile's size."""
+        if stage != "image":
+            measured_ms /= self._scale_of(request)
+        _later(self._planner.observe_edge, request.model.name, plan, stage, measured_ms)
 
     def _finish_ms(self, request: InferenceRequest, prepared: Prepared) -> float:
         """What the device is expected to need for what is missing."""
@@ -83,14 +98,17 @@ class Serve:
             return 0.0
         try:
             image_ms = self._planner.image_ms(request.model.name) if prepared.encoded else 0.0
-            return image_ms + self._planner.finish_ms(request.model.name, prepared.cut)
+            scale = self._planner.scale(request.model.name, request.facts)
+            return image_ms + scale * self._planner.finish_ms(request.model.name, prepared.cut)
         except UnknownModel:  # unloaded meanwhile; its last requests are still answered
             return (request.model.profile.image_ms + request.model.profile.whole_ms) * self._compute.slowdown
 
     async def _carry_out(self, request: InferenceRequest, decision: Decision) -> Outcome:
         plan = decision.chosen.plan
         if plan.placement is Placement.LOCAL:
-            return await self._locally(request, decision, Prepared.nothing(request), fallback="")
+            asked = request.facts.mode
+            unmet = decision.reason if asked not in (None, Placement.LOCAL) else ""
+            return await self._locally(request, decision, Prepared.nothing(request), fallback=unmet)
         prepared = Prepared.nothing(request)
         try:
             prepared = await self._prepare(request, plan)
@@ -106,7 +124,9 @@ class Serve:
 
     async def _prepare(self, request: InferenceRequest, plan: Plan) -> Prepared:
         """Image, head and encoding, in one go on the worker."""
-        expected_ms = self._planner.prepare_ms(request.model.name, plan)
+        name, scale = request.model.name, self._scale_of(request)
+        image_ms = self._planner.image_ms(name) if request.encoded and plan.codec != "encoded" else 0.0
+        expected_ms = image_ms + scale * self._planner.prepare_ms(name, plan)
         timed = await self._compute.run(
             lambda: prepare(request, plan), deadline_at_s=request.deadline_at_s, expected_ms=expected_ms
         )
@@ -115,7 +135,7 @@ class Serve:
         self._scale(prepared.stages_ms, "image", "head", "encode")
         for stage in ("image", "head", "encode"):
             if stage in prepared.stages_ms:
-                _later(self._planner.observe_edge, request.model.name, plan, stage, prepared.stages_ms[stage])
+                self._learn(request, plan, stage, prepared.stages_ms[stage])
         return prepared
 
     def _send(self, request: InferenceRequest, plan: Plan, prepared: Prepared) -> asyncio.Future[RemoteReply]:
@@ -163,6 +183,8 @@ class Serve:
                 await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 if _succeeded(remote):
                     return await self._remotely(request, decision, prepared, remote.result())
+            if local.exception() is not None and not remote.done():
+                return await self._remotely(request, decision, prepared, await remote)
             return local.result()
         finally:
             local.cancel()
@@ -188,7 +210,7 @@ class Serve:
         outputs, measured = timed.value
         self._scale(measured, *measured)
         for stage, ms in measured.items() if request.model.profile is not None else ():
-            _later(self._planner.observe_edge, name, LOCAL if cut is None else decision.chosen.plan, stage, ms)
+            self._learn(request, LOCAL if cut is None else decision.chosen.plan, stage, ms)
         stages_ms = {**prepared.stages_ms, **measured}
         stages_ms["queue"] = prepared.stages_ms.get("queue", 0.0) + timed.queue_ms
         return _outcome(request, decision, outputs, ran=LOCAL, fallback=fallback, stages_ms=stages_ms)
@@ -197,7 +219,7 @@ class Serve:
         self, request: InferenceRequest, decision: Decision, prepared: Prepared, remote: RemoteReply
     ) -> Outcome:
         plan, reply = decision.chosen.plan, remote.reply
-        self._planner.observe_cloud(request.model.name, plan, reply.queue_ms, reply.tail_ms)
+        self._planner.observe_cloud(request.model.name, plan, reply.queue_ms, reply.tail_ms / self._scale_of(request))
         await self._compute.hold(remote.decode_ms)
         stages_ms = prepared.stages_ms | {
             "network": remote.network_ms,

@@ -86,6 +86,7 @@ class RemoteReply:
 @dataclass(slots=True, kw_only=True)
 class _Waiting:
     future: asyncio.Future[RemoteReply]
+    asked: Infer
     sent_at_s: float
     up_bytes: int
     """Payload and what was queued before it: all that had to travel first."""
@@ -171,7 +172,7 @@ class Uplink:
         future = asyncio.get_running_loop().create_future()
         size = sum(memoryview(part).nbytes for part in payload)
         self._waiting[message.request_id, message.attempt] = _Waiting(
-            future=future, sent_at_s=self._now(), up_bytes=ahead + size
+            future=future, asked=message, sent_at_s=self._now(), up_bytes=ahead + size
         )
         return future
 
@@ -291,9 +292,13 @@ class Uplink:
         self._planner.observe_transfer(waiting.up_bytes, down_bytes, network_ms, self._now())
         started_s = time.perf_counter()
         try:
+            if (reply.cut, reply.codec) != (waiting.asked.cut, waiting.asked.codec):
+                raise RemoteProtocolError(f"{reply.cut} {reply.codec} was answered to {waiting.asked.cut}")
             outputs = decode(incoming.payload, max_bytes=max(down_bytes, 1) * 64)
+            if missing := set(waiting.asked.outputs) - outputs.keys():
+                raise RemoteProtocolError(f"output {min(missing)!r} is not in the reply")
         except IsthmusError as error:
-            waiting.future.set_exception(RemoteProtocolError(f"the reply's payload cannot be read: {error}"))
+            waiting.future.set_exception(RemoteProtocolError(f"the companion's reply is not usable: {error}"))
             return
         waiting.future.set_result(
             RemoteReply(
@@ -330,7 +335,7 @@ class Uplink:
 
     async def _beat(self, channel: Channel) -> None:
         """Ping while requests wait or the planner wants to know; give a silent connection up."""
-        while True:
+        while channel.closed_because is None:
             await asyncio.sleep(TICK_S)
             now = self._now()
             silent_s = now - self._heard_at_s

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx
 import onnx.parser
@@ -329,8 +330,8 @@ def test_a_silent_companion_is_overtaken_early_enough_for_the_deadline(tmp_path:
             outcome = await lab.ask(deadline_ms=500.0)
             assert_right(outcome)
             assert "no reply" in outcome.fallback
-            # started at D − tail − margin (8 ms + 5 % of 60 ms): ends 11 ms before D, not right after the head
-            assert outcome.total_ms == pytest.approx(500.0 - 11.0, abs=0.5)
+            # started at D − tail − margin: 8 ms, 5 % of the tail, 5 % of the 400 ms beyond; not right after the head
+            assert outcome.total_ms == pytest.approx(500.0 - 8.0 - 3.0 - 20.0, abs=0.5)
             await lab.until(lambda: lab.cancelled == [lab.request.id])
 
     run_in_virtual_time(story())
@@ -444,5 +445,38 @@ def test_a_companion_that_computes_differently_is_never_asked_and_the_reason_is_
             assert_right(outcome)
         assert lab.seen == []
         await lab.__aexit__()
+
+    run_in_virtual_time(story())
+
+
+async def replies_with_another_output(lab: Lab, channel: MemoryChannel, infer: Infer, payload: memoryview) -> None:
+    reply, _ = answer(lab, infer, payload)
+    channel.send(reply, encode({"z": X}, "raw"))
+
+
+async def replies_for_another_cut(lab: Lab, channel: MemoryChannel, infer: Infer, payload: memoryview) -> None:
+    reply, parts = answer(lab, infer, payload, wrong=True)
+    channel.send(msgspec.structs.replace(reply, cut="0123456789ab"), parts)
+
+
+@pytest.mark.parametrize("fault", [replies_with_another_output, replies_for_another_cut])
+def test_a_reply_that_does_not_fit_its_request_is_never_an_answer(tmp_path: Path, fault: Behaviour_) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=fault) as lab:
+            outcome = await lab.ask()
+            assert_right(outcome)
+            assert outcome.ran.placement is Placement.LOCAL
+            assert "not usable" in outcome.fallback
+
+    run_in_virtual_time(story())
+
+
+def test_a_forced_placement_that_cannot_be_had_is_answered_here_and_says_why(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=replies_after(0.01)) as lab:
+            lab.planner.companion_lost("the companion is on holiday", 0.0)
+            outcome = await lab.ask(mode="offload")
+            assert_right(outcome)
+            assert "on holiday" in outcome.fallback
 
     run_in_virtual_time(story())
