@@ -197,7 +197,7 @@ class Serve:
         self, request: InferenceRequest, decision: Decision, prepared: Prepared, *, fallback: str
     ) -> Outcome:
         """The whole model, or the tail from the boundary that is there."""
-        name, cut = request.model.name, prepared.cut
+        cut = prepared.cut
         work = (lambda: whole(request, prepared)) if cut is None else (lambda: finish(request, prepared))
         expected_ms = self._finish_ms(request, prepared)
         try:
