@@ -242,7 +242,7 @@ class Uplink:
         for model in self._models.values():
             self._begin_setup(channel, model)
         self._ping(0)
-        beat = asyncio.create_task(self._beat(channel), name="heartbeat")
+        beat = asyncio.create_task(self._keep_beating(channel), name="heartbeat")
         try:
             while True:
                 self._take(channel, await channel.receive())
@@ -332,6 +332,14 @@ class Uplink:
         except IsthmusError:  # gone, or full: the next tick asks again
             return
         self._pings[nonce] = (self._now(), padding)
+
+    async def _keep_beating(self, channel: Channel) -> None:
+        """`_beat`, supervised: without it a silent companion would never be noticed, so the connection ends with it."""
+        try:
+            await self._beat(channel)
+        except Exception:  # a bug of ours; the connection is dialled anew
+            log.exception("companion=%s the heartbeat failed", self.address)
+            await channel.close("the heartbeat of this side failed, its log says why")
 
     async def _beat(self, channel: Channel) -> None:
         """Ping while requests wait or the planner wants to know; give a silent connection up."""

@@ -38,8 +38,9 @@ CLOSE_FLUSH_S: Final = 2.0
 MESSAGE_OVERHEAD_BYTES: Final = 512
 """What a queued message counts beyond its own bytes, so that a flood of empty ones is bounded too."""
 
-CONTROL_RESERVE_BYTES: Final = 2 * MIB
-"""Room beyond the queue's bound for messages of priority CONTROL: a full queue must not hold up a Cancel or a Ping."""
+CONTROL_QUEUE_BYTES: Final = 2 * MIB
+"""Unsent messages of priority CONTROL, apart from the queue of data: however full that is, it holds up no Cancel and no
+Ping. Room for the largest one (a probe with padding) and a thousand small ones beside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,8 @@ class Limits:
     max_message_bytes: int = 256 * MIB
     """Largest message taken, metadata and payload; announced in the Hello."""
     queue_bytes: int = 8 * MIB
-    """Unsent bytes accepted before `send` says Overloaded; one message larger than this is taken when alone."""
+    """Unsent bytes of data accepted before `send` says Overloaded; a larger message is taken when no other data waits.
+    CONTROL has a queue of its own."""
     unread_bytes: int = 16 * MIB
     """Received and not yet taken by the program before reading stops (TCP then holds the peer back)."""
 
@@ -64,5 +66,5 @@ class Limits:
 
 DEFAULT_LIMITS: Final = Limits()
 
-assert MAX_HELLO_BYTES <= MAX_METADATA_BYTES <= CONTROL_RESERVE_BYTES
-assert MAX_METADATA_BYTES + MESSAGE_OVERHEAD_BYTES <= CONTROL_RESERVE_BYTES
+assert MAX_HELLO_BYTES <= MAX_METADATA_BYTES <= CONTROL_QUEUE_BYTES
+assert MAX_METADATA_BYTES + 1000 * 2 * MESSAGE_OVERHEAD_BYTES <= CONTROL_QUEUE_BYTES

@@ -12,7 +12,7 @@ from itertools import chain
 
 from split.errors import Overloaded
 from split.wire.frames import Buffer, FrameHeader, FrameKind, cut_into_frames
-from split.wire.limits import CONTROL_RESERVE_BYTES, FRAME_HEADER_BYTES, MESSAGE_OVERHEAD_BYTES
+from split.wire.limits import CONTROL_QUEUE_BYTES, FRAME_HEADER_BYTES, MESSAGE_OVERHEAD_BYTES
 from split.wire.messages import Message, Priority
 
 
@@ -40,31 +40,31 @@ class Outbox:
         self._queues: dict[Priority, deque[Outgoing]] = {priority: deque() for priority in Priority}
         self._resets: deque[bytes] = deque()
         self._next_number = 1
-        self._counted_bytes = 0
+        self._counted_bytes = {True: 0, False: 0}
+        """Of CONTROL (True) and of all else: each has its own bound, so that a full queue never holds up a Ping."""
         self.queued_bytes = 0
         """Bytes of messages accepted and not yet taken as frames."""
 
     def require_room(self, outgoing: Outgoing) -> None:
-        """Overloaded when this message does not fit; alone, any message does, and CONTROL has a reserve."""
-        room = self._queue_bytes + (CONTROL_RESERVE_BYTES if outgoing.priority is Priority.CONTROL else 0)
-        if self._counted_bytes and self._counted_bytes + outgoing.left + MESSAGE_OVERHEAD_BYTES > room:
+        """Overloaded when this message does not fit beside those of its kind, CONTROL or data; alone, any does."""
+        control = outgoing.priority is Priority.CONTROL
+        bound, counted = CONTROL_QUEUE_BYTES if control else self._queue_bytes, self._counted_bytes[control]
+        if counted and counted + outgoing.left + MESSAGE_OVERHEAD_BYTES > bound:
             raise Overloaded(
-                f"{type(outgoing.message).__name__} of {outgoing.left} bytes does not fit: {self.queued_bytes} bytes "
-                f"wait for the link already, the bound is {self._queue_bytes}"
+                f"{type(outgoing.message).__name__} of {outgoing.left} bytes does not fit: {counted} bytes of "
+                f"{'control messages' if control else 'data'} wait for the link already, the bound is {bound}"
             )
 
     def put(self, outgoing: Outgoing) -> None:
         """Queue a message behind those of its priority, whatever waits already."""
         self._queues[outgoing.priority].append(outgoing)
-        self.queued_bytes += outgoing.left
-        self._counted_bytes += outgoing.left + MESSAGE_OVERHEAD_BYTES
+        self._count(outgoing.priority, outgoing.left, MESSAGE_OVERHEAD_BYTES)
 
     def drop(self, unwanted: Callable[[Outgoing], bool], *, reset: bool) -> None:
         """Take out what is unwanted; with `reset` the peer is told of each that has begun."""
         for outgoing in [one for one in chain.from_iterable(self._queues.values()) if unwanted(one)]:
             self._queues[outgoing.priority].remove(outgoing)
-            self.queued_bytes -= outgoing.left
-            self._counted_bytes -= outgoing.left + MESSAGE_OVERHEAD_BYTES
+            self._count(outgoing.priority, -outgoing.left, -MESSAGE_OVERHEAD_BYTES)
             if reset and outgoing.frames is not None:
                 header = FrameHeader(FrameKind.RESET, outgoing.priority, outgoing.number, 0, 0, 0)
                 self._resets.append(header.encode())
@@ -94,9 +94,11 @@ class Outbox:
         frame = next(outgoing.frames)
         body_bytes = len(frame) - FRAME_HEADER_BYTES
         outgoing.left -= body_bytes
-        self.queued_bytes -= body_bytes
-        self._counted_bytes -= body_bytes
         if outgoing.left == 0:
             queue.popleft()
-            self._counted_bytes -= MESSAGE_OVERHEAD_BYTES
+        self._count(outgoing.priority, -body_bytes, 0 if outgoing.left else -MESSAGE_OVERHEAD_BYTES)
         return frame
+
+    def _count(self, priority: Priority, own_bytes: int, overhead_bytes: int) -> None:
+        self.queued_bytes += own_bytes
+        self._counted_bytes[priority is Priority.CONTROL] += own_bytes + overhead_bytes

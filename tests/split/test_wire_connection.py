@@ -317,6 +317,39 @@ def test_a_full_queue_says_overloaded_but_takes_control_messages() -> None:
     left.send(infer("b"), [bytes(2_000)])
 
 
+def test_control_messages_are_taken_and_go_first_however_much_data_waits() -> None:
+    left, right = pair(Limits(queue_bytes=10_000, frame_bytes=64))
+    left.send(infer("a"), [bytes(20 * MIB)])  # alone, so taken although it is far over the bound
+    (begun,) = left.data_to_send(1)
+    left.send(Ping(nonce=1), priority=Priority.CONTROL)
+    left.send(Cancel(request_id="b", attempt=1), priority=Priority.CONTROL)
+    left.send(Goodbye(reason="done"), priority=Priority.CONTROL)
+    right.receive(begun)
+    received = [one.message for _ in range(4) for data in left.data_to_send(1) for one in right.receive(data)]
+    assert received == [Cancel(request_id="b", attempt=1), Goodbye(reason="done")]
+    assert left.receive(right.next_frame() or b"")[0].message == Pong(nonce=1)
+
+
+def test_control_messages_have_a_bound_of_their_own_in_bytes() -> None:
+    left, _ = pair(Limits(queue_bytes=10_000))
+    left.send(infer("a"), [bytes(9_000)])
+    for _ in range(2):
+        left.send(Ping(nonce=1, padding=bytes(MIB - 1000)), priority=Priority.CONTROL)
+    with pytest.raises(Overloaded, match=f"control messages wait for the link already, the bound is {2 * MIB}"):
+        left.send(Ping(nonce=1, padding=bytes(2000)), priority=Priority.CONTROL)
+    deque(left.data_to_send(MIB))
+    left.send(Ping(nonce=1, padding=bytes(2000)), priority=Priority.CONTROL)
+    with pytest.raises(Overloaded):
+        left.send(infer("b"), [bytes(2_000)])
+
+
+def test_a_large_message_goes_alone_although_a_control_message_waits() -> None:
+    left, _ = pair(Limits(queue_bytes=10_000))
+    left.send(Ping(nonce=1), priority=Priority.CONTROL)
+    left.send(infer("a"), [bytes(50_000)])
+    assert left.queued_bytes > 50_000
+
+
 def test_one_message_larger_than_the_queue_goes_when_it_is_alone() -> None:
     left, right = pair(Limits(queue_bytes=10_000))
     left.send(infer("a"), [bytes(50_000)])

@@ -1,0 +1,59 @@
+"""The heartbeat of the uplink is watched: what ends it ends the connection, and another one is made."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agent.planner import Planner
+from agent.uplink import Uplink
+from split.transport.memory import MemoryChannel, memory_pair
+from split.transport.retry import Backoff
+from split.transport.virtual_time import run_in_virtual_time
+from split.wire.messages import Hello
+
+HELLO = Hello(major=1, minor=0, agent="test", runtime="test", max_message_bytes=1 << 20, codecs=("raw",))
+
+
+class BrokenOnce(Planner):
+    """A bug that the heartbeat meets in its first tick."""
+
+    broken = 0
+
+    def probe_wanted(self, now_s: float) -> int:
+        self.broken += 1
+        if self.broken == 1:
+            raise ZeroDivisionError("a bug")
+        return 0
+
+
+def test_a_heartbeat_that_dies_ends_the_connection_and_the_next_one_beats(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        channels: list[MemoryChannel] = []
+        companions: list[MemoryChannel] = []
+
+        async def dial(_: str) -> MemoryChannel:
+            device, companion = memory_pair(HELLO, HELLO)
+            channels.append(device)
+            companions.append(companion)
+            return device
+
+        planner = BrokenOnce(slowdown=1.0, probe_bytes_per_hour=0)
+        uplink = Uplink(
+            companions=["companion:1"],
+            dial=dial,
+            planner=planner,
+            golden=None,  # type: ignore[arg-type]  # no model is shared here
+            backoff=Backoff(draw=lambda: 0.5),
+        )
+        uplink.start()
+        await asyncio.sleep(30)  # virtual
+        await uplink.close()
+        assert len(channels) == 2
+        assert "heartbeat" in (channels[0].closed_because or "")
+        assert channels[1].closed_because == "the device is going"
+        assert planner.broken > 10
+
+    run_in_virtual_time(main())
+    assert "ZeroDivisionError" in caplog.text
