@@ -121,11 +121,8 @@ class Openings:
                 raise Overloaded(f"this session uses {MAX_MODELS} models already; a new connection starts afresh")
             self._drop(digest)
             missing = await asyncio.to_thread(store.offer, digest, self._device, offer.files)
-        except IsthmusError as error:
-            self._refuse(error, digest=digest)
-            return
-        except OSError as error:
-            self._refuse(_storage_error(error), digest=digest)
+        except Exception as error:
+            self._refuse(refusal_of(error), digest=digest)
             return
         self._refused.discard(digest)
         self._offered[digest] = _Offered(offer=offer)
@@ -148,11 +145,8 @@ class Openings:
             whole = await asyncio.to_thread(
                 self._companion.store.write, digest, self._device, index, chunk.offset, data
             )
-        except IsthmusError as error:
-            self._refuse(error, digest=digest)
-            return
-        except OSError as error:
-            self._refuse(_storage_error(error), digest=digest)
+        except Exception as error:
+            self._refuse(refusal_of(error), digest=digest)
             return
         if whole and offered.preparing is None:
             self._begin_preparing(offered)
@@ -262,10 +256,8 @@ class Openings:
                 if len(self._setups) > MAX_SETUPS:
                     raise Overloaded(f"{MAX_SETUPS} models and cuts are being opened for this device; wait for them")
                 await work()
-            except IsthmusError as error:
-                self._refuse(error, digest=digest, cut=cut)
-            except OSError as error:
-                self._refuse(_storage_error(error), digest=digest, cut=cut)
+            except Exception as error:
+                self._refuse(refusal_of(error), digest=digest, cut=cut)
 
         task = self._group.create_task(guarded())
         self._setups.add(task)
@@ -310,6 +302,17 @@ def _golden_of(offer: ModelOffer, inputs: Sequence[TensorSpec]) -> Tensors:
 
 def _joined(tensors: Tensors) -> bytes:
     return b"".join(bytes(part) for part in encode(tensors, "raw"))
+
+
+def refusal_of(error: Exception) -> IsthmusError:
+    """What a device is told of a failure. A bug of ours (or no memory) is logged with its traceback, and concerns only
+    the request or set-up that met it: the session lives."""
+    if isinstance(error, IsthmusError):
+        return error
+    if isinstance(error, OSError):
+        return _storage_error(error)
+    log.error("a bug of ours, refused as INTERNAL", exc_info=error)
+    return IsthmusError(f"the companion failed at this by itself ({type(error).__name__}); its log says where")
 
 
 def _storage_error(error: OSError) -> CompanionRefused:

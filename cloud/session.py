@@ -17,7 +17,7 @@ import msgspec
 
 from cloud.companion import Companion
 from cloud.executor import Work
-from cloud.openings import MAX_TEXT, Opened, Openings, check_feeds
+from cloud.openings import MAX_TEXT, Opened, Openings, check_feeds, refusal_of
 from split.codec.image import ImageSpec, prepare_image
 from split.codec.payload import CODECS, decode, encode
 from split.errors import (
@@ -236,8 +236,8 @@ class Session:
             self._companion.metrics.queue_seconds.observe(done.queue_ms / 1000)
             self._companion.metrics.tail_seconds.observe(done.run_ms / 1000)
             self._companion.metrics.sent_bytes.inc(sum(memoryview(part).nbytes for part in payload))
-        except IsthmusError as error:
-            self._refuse_request(infer, error)
+        except Exception as error:
+            self._refuse_request(infer, refusal_of(error))
 
     async def _decode(self, infer: Infer, payload: memoryview) -> Tensors:
         bound = self._companion.decoded_bytes
