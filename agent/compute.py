@@ -15,8 +15,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from split.errors import EngineFailed, ModelUnavailable, Overloaded
 
@@ -29,8 +28,7 @@ CLOSE_TIMEOUT_S: Final = 5.0
 """How long `close` waits for the job under way: a run inside the runtime cannot be interrupted, only outlived."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timed(Generic[T]):
+class Timed(NamedTuple, Generic[T]):
     """A result, how long it waited for the worker and how long it took; `run_ms` includes the emulated hold."""
 
     value: T
@@ -38,15 +36,33 @@ class Timed(Generic[T]):
     run_ms: float
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class _Job:
-    work: Callable[[], Any]
-    expected_ms: float
-    entered_at_s: float
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[Timed[Any]]
-    hold_ratio: float
-    """Held afterwards, as a multiple of the time the work took."""
+class Job(asyncio.Future[Timed[T]]):
+    """Work that has entered the worker, to be awaited. Cancelled before its turn it is never run and kept no longer;
+    once running it runs to its end."""
+
+    def __init__(
+        self,
+        compute: Compute,
+        work: Callable[[], T],
+        deadline_at_s: float,
+        expected_ms: float,
+        hold_ratio: float,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        super().__init__(loop=loop)
+        self._compute = compute
+        self.work = work
+        self.deadline_at_s = deadline_at_s
+        self.expected_ms = expected_ms
+        self.hold_ratio = hold_ratio
+        """Held afterwards, as a multiple of the time the work took."""
+        self.entered_at_s = time.monotonic()
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        cancelled = super().cancel(msg)
+        if cancelled:
+            self._compute.withdraw(self)
+        return cancelled
 
 
 class Compute:
@@ -58,27 +74,32 @@ class Compute:
 
     def __init__(self, slowdown: float = 1.0, *, max_waiting: int = MAX_WAITING) -> None:
         assert slowdown >= 1.0, slowdown
+        self.on_load: Callable[[float], None] = _nobody_minds
+        """Called on the event loop with the expected ms of a job that is about to enter, so that what must come before
+        it can enter first; and with 0.0 when a job is done while others wait: it may have taken longer than expected.
+        """
         self._hold_ratio = slowdown - 1.0
         self._max_waiting = max_waiting
         self._lock = threading.Lock()
-        self._waiting: list[tuple[float, int, _Job]] = []  # heap, under the lock
+        self._waiting: list[tuple[float, int, Job[Any]]] = []  # heap, under the lock
         self._waiting_ms = 0.0
         self._order = itertools.count()
         self._tokens: queue.SimpleQueue[None] = queue.SimpleQueue()  # at least one for each waiting job
-        self._running: _Job | None = None
+        self._running: Job[Any] | None = None
         self._started_at_s = 0.0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="isthmus-compute", daemon=True)
         self._thread.start()
 
-    async def run(self, work: Callable[[], T], *, deadline_at_s: float, expected_ms: float) -> Timed[T]:
-        """Run `work` on the worker thread; among those waiting, the earliest deadline goes first.
+    def run(self, work: Callable[[], T], *, deadline_at_s: float, expected_ms: float) -> Job[T]:
+        """Have `work` run on the worker thread; among those waiting, the earliest deadline goes first.
 
-        `deadline_at_s`: monotonic seconds, only for the order: a late job is still run. `expected_ms`: what it will
-        take, hold included, for `queue_ms`. Raises what `work` raises; Overloaded when too many wait; ModelUnavailable
-        while closing. A waiter that is cancelled before its turn is never run; once running it runs to its end.
+        `deadline_at_s`: monotonic seconds, only for the order: a late job is still run; `math.inf` for what may run
+        when nothing else waits. `expected_ms`: what it will take, hold included, for `queue_ms`. The job raises what
+        `work` raises, and ModelUnavailable when the daemon closes before its turn. Raises Overloaded when too many
+        wait, ModelUnavailable while closing.
         """
-        return await self._enter(work, deadline_at_s, expected_ms, self._hold_ratio)
+        return self._enter(work, deadline_at_s, expected_ms, self._hold_ratio)
 
     async def hold(self, measured_ms: float) -> None:
         """Emulate a device stage of `measured_ms` that ran elsewhere: hold the worker for the rest, before others."""
@@ -86,33 +107,18 @@ class Compute:
         if held_ms > 0.0:
             await self._enter(lambda: self._closing.wait(held_ms / 1e3), -math.inf, held_ms, 0.0)
 
-    async def _enter(
-        self, work: Callable[[], T], deadline_at_s: float, expected_ms: float, hold_ratio: float
-    ) -> Timed[T]:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Timed[Any]] = loop.create_future()
-        job = _Job(
-            work=work,
-            expected_ms=expected_ms,
-            entered_at_s=time.monotonic(),
-            loop=loop,
-            future=future,
-            hold_ratio=hold_ratio,
-        )
-        entry = (deadline_at_s, next(self._order), job)
+    def _enter(self, work: Callable[[], T], deadline_at_s: float, expected_ms: float, hold_ratio: float) -> Job[T]:
+        self.on_load(expected_ms)
+        job = Job(self, work, deadline_at_s, expected_ms, hold_ratio, asyncio.get_running_loop())
         with self._lock:
             if self._closing.is_set() or not self._thread.is_alive():
                 raise ModelUnavailable("the compute worker has stopped; the daemon is shutting down")
             if len(self._waiting) >= self._max_waiting:
                 raise Overloaded(f"{len(self._waiting)} jobs wait for the compute worker, no more fit; try again later")
-            heapq.heappush(self._waiting, entry)
+            heapq.heappush(self._waiting, (deadline_at_s, next(self._order), job))
             self._waiting_ms += expected_ms
         self._tokens.put(None)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self._withdraw(entry)
-            raise
+        return job
 
     @property
     def slowdown(self) -> float:
@@ -153,19 +159,35 @@ class Compute:
             self._waiting_ms = 0.0
         self._tokens.put(None)
         for job in refused:
-            _deliver(job, ModelUnavailable("the daemon is shutting down; the request was not run"))
+            self._deliver(job, ModelUnavailable("the daemon is shutting down; the request was not run"))
         self._thread.join(CLOSE_TIMEOUT_S)
         with self._lock:
             stuck = self._running
         if stuck is not None:
-            _deliver(stuck, EngineFailed(f"the job under way did not end within {CLOSE_TIMEOUT_S} s of the shutdown"))
+            why = f"the job under way did not end within {CLOSE_TIMEOUT_S} s of the shutdown"
+            self._deliver(stuck, EngineFailed(why))
 
-    def _withdraw(self, entry: tuple[float, int, _Job]) -> None:
+    def settle(self, job: Job[Any], outcome: Timed[Any] | BaseException) -> None:
+        """On the event loop: the job's outcome goes to the one who waits for it."""
+        if self._waiting:
+            self.on_load(0.0)
+        if job.done():  # cancelled meanwhile
+            return
+        if isinstance(outcome, StopIteration):  # a future cannot carry it
+            job.set_exception(RuntimeError(f"the job raised {outcome!r}"))
+        elif isinstance(outcome, BaseException):
+            job.set_exception(outcome)
+        else:
+            job.set_result(outcome)
+
+    def withdraw(self, job: Job[Any]) -> None:
+        """Nobody waits for it any more: if it still waits for its turn, it is forgotten."""
         with self._lock:
-            if entry in self._waiting:
-                self._waiting.remove(entry)
-                heapq.heapify(self._waiting)
-                self._waiting_ms = max(0.0, self._waiting_ms - entry[2].expected_ms) if self._waiting else 0.0
+            left = [entry for entry in self._waiting if entry[2] is not job]
+            if len(left) < len(self._waiting):
+                heapq.heapify(left)
+                self._waiting = left
+                self._waiting_ms = max(0.0, self._waiting_ms - job.expected_ms) if left else 0.0
 
     def _serve(self) -> None:
         while True:
@@ -182,10 +204,10 @@ class Compute:
             outcome = self._perform(job)
             with self._lock:
                 self._running = None
-            _deliver(job, outcome)
+            self._deliver(job, outcome)
             del job, outcome  # an idle worker must not keep the last request's tensors
 
-    def _perform(self, job: _Job) -> Timed[Any] | BaseException:
+    def _perform(self, job: Job[Any]) -> Timed[Any] | BaseException:
         started_at_s = self._started_at_s
         try:
             value = job.work()
@@ -194,26 +216,14 @@ class Compute:
         finally:
             if job.hold_ratio > 0.0:
                 self._closing.wait((time.monotonic() - started_at_s) * job.hold_ratio)
-        return Timed(
-            value=value,
-            queue_ms=(started_at_s - job.entered_at_s) * 1e3,
-            run_ms=(time.monotonic() - started_at_s) * 1e3,
-        )
+        return Timed(value, (started_at_s - job.entered_at_s) * 1e3, (time.monotonic() - started_at_s) * 1e3)
+
+    def _deliver(self, job: Job[Any], outcome: Timed[Any] | BaseException) -> None:
+        try:
+            job.get_loop().call_soon_threadsafe(self.settle, job, outcome)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            pass
 
 
-def _deliver(job: _Job, outcome: Timed[Any] | BaseException) -> None:
-    try:
-        job.loop.call_soon_threadsafe(_settle, job.future, outcome)
-    except RuntimeError:  # the loop is closed: nobody waits any more
-        pass
-
-
-def _settle(future: asyncio.Future[Timed[Any]], outcome: Timed[Any] | BaseException) -> None:
-    if future.done():  # cancelled meanwhile
-        return
-    if isinstance(outcome, StopIteration):  # a future cannot carry it
-        future.set_exception(RuntimeError(f"the job raised {outcome!r}"))
-    elif isinstance(outcome, BaseException):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)
+def _nobody_minds(entering_ms: float) -> None:
+    return None

@@ -113,6 +113,7 @@ class Daemon:
             on_gone=model_gone,
         )
         lateness = Lateness(queue_ms=lambda: compute.queue_ms)
+        compute.on_load = lateness.make_room
         health = Health(compute)
         metrics = Metrics(
             journal,

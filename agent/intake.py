@@ -19,6 +19,44 @@ from split.profiles.contract import strictest
 from split.tensor import Array, Tensors
 
 
+class Room:
+    """Bytes that all requests in flight may hold together."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.held_bytes = 0
+
+
+class Holding:
+    """What one request holds of the room: its inputs, and what is made of them while it waits for the companion."""
+
+    __slots__ = ("_held_bytes", "_input_bytes", "_room")
+
+    def __init__(self, room: Room, input_bytes: int) -> None:
+        self._room = room
+        self._input_bytes = input_bytes
+        self._held_bytes = 0
+        self.made(0)
+
+    def made(self, made_bytes: int) -> None:
+        """Hold so much beside the inputs from now on, instead of what was held beside them; Overloaded, and nothing
+        changes, where that is more and there is no room for it."""
+        more = self._input_bytes + made_bytes - self._held_bytes
+        room = self._room
+        if more > 0 and room.held_bytes + more > room.limit_bytes:
+            raise Overloaded(
+                f"no room for {more} more bytes of a request ({room.held_bytes} of {room.limit_bytes} are in flight);"
+                " try again, or raise limits.inflight_bytes"
+            )
+        room.held_bytes += more
+        self._held_bytes += more
+
+    def release(self) -> None:
+        """Give it all back."""
+        self._room.held_bytes -= self._held_bytes
+        self._held_bytes = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceRequest:
     """One admitted request. Every input of the model is there, with the right dtype and shape."""
@@ -33,9 +71,12 @@ class InferenceRequest:
     facts: RequestFacts
     received_at_s: float
     deadline_at_s: float
+    holding: Holding
+    """Its bytes; whoever makes more of the request says so here."""
 
 
-def _bytes_of(array: Array) -> int:
+def bytes_of(array: Array) -> int:
+    """What a tensor's values occupy; of BYTES the elements themselves."""
     if array.dtype.kind == "O":
         return sum(len(item) for item in array.reshape(-1))
     return int(array.nbytes)
@@ -65,8 +106,7 @@ class Intake:
 
     def __init__(self, *, default_deadline_ms: float, inflight_bytes: int) -> None:
         self._default_deadline_ms = default_deadline_ms
-        self._room = inflight_bytes
-        self._limit = inflight_bytes
+        self.room = Room(inflight_bytes)
 
     @contextmanager
     def admit(
@@ -79,7 +119,7 @@ class Intake:
         received_at_s: float,
         now_s: float,
     ) -> Iterator[InferenceRequest]:
-        """The request as the daemon serves it; its bytes are held until the block ends.
+        """The request as the daemon serves it; its bytes (`Holding`) are held until the block ends.
 
         Raises InvalidRequest for what does not fit the model, Overloaded when no room is left for its bytes.
         """
@@ -92,13 +132,7 @@ class Intake:
         behaviour = model.contract.behaviour
         limits = [options.deadline_ms, behaviour.latency_p99_ms, self._default_deadline_ms]
         deadline_at_s = received_at_s + min(ms for ms in limits if ms is not None) / 1000
-        size = {name: _bytes_of(array) for name, array in inputs.items()}
-        total = sum(size.values())
-        if total > self._room:
-            raise Overloaded(
-                f"no room for {total} more bytes of inputs ({self._limit - self._room} of {self._limit} are in flight);"
-                " try again, or raise limits.inflight_bytes"
-            )
+        total = sum(map(bytes_of, inputs.values()))
         facts = RequestFacts(
             budget_ms=(deadline_at_s - now_s) * 1000,
             mode=None if options.mode == "auto" else Placement(options.mode),
@@ -109,7 +143,7 @@ class Intake:
             input_bytes=0 if encoded else total,
             outputs=outputs or names,
         )
-        self._room -= total
+        holding = Holding(self.room, total)
         try:
             yield InferenceRequest(
                 id=RequestId(secrets.token_hex(8)),
@@ -120,6 +154,7 @@ class Intake:
                 facts=facts,
                 received_at_s=received_at_s,
                 deadline_at_s=deadline_at_s,
+                holding=holding,
             )
         finally:
-            self._room += total
+            holding.release()

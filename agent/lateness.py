@@ -1,7 +1,9 @@
 """When a request that waits for the companion must be finished here, so that every one of them meets its deadline.
 
-Keeps one timer per waiting request; whenever a request comes or goes, `split.plan.slack.latest_starts` says anew by
-when each local finish must start, given that they share one worker. Not a judgement on the companion: only a clock.
+`split.plan.slack.latest_starts` says by when each local finish must start, given that they share one worker. One that
+the worker could not start by then, because of what it has to do before, begins at once; and work that enters the worker
+later is let in behind the finishes that it would make late (`make_room`). Not a judgement on the companion: only a
+clock.
 """
 
 from __future__ import annotations
@@ -10,73 +12,110 @@ import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from split.plan.slack import latest_starts
+from split.errors import IsthmusError
+from split.plan.slack import latest_starts, reserved_ms
 
-MARGIN_MS = 8.0
-"""Between the planned end of a local finish and the deadline: queue hop, encoding of the reply, timer slack. D ≥ local
-time + 20 ms is what must hold (I3), so the margin has to stay well below 20."""
-MARGIN_RATIO = 0.05
-"""Of the local finish: one run varies by a few percent."""
-SLACK_RATIO = 0.05
-"""Of the time that is there beyond the local finish: who can wait a second loses nothing by giving up 50 ms earlier,
-and a busy machine then still meets the deadline."""
+Finish = asyncio.Future[Any]
+"""The local finish, under way."""
+
+EARLY_S = 1e-6
+"""A timer fires when the clock is there but for its resolution: what is due so soon is due."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Watched:
-    future: asyncio.Future[None]
+    begin: Callable[[], Finish]
+    begun: asyncio.Future[Finish]
     deadline_at_s: float
-    local_ms: float
+    reserved_ms: float
     give_up_at_s: float
-    timer: asyncio.TimerHandle | None = None
 
 
 class Lateness:
-    """`watch` gives a future that is done when it is time to start the local finish."""
+    """`watch` gives a future that is done as soon as the local finish has begun."""
 
     def __init__(self, *, queue_ms: Callable[[], float]) -> None:
         self._queue_ms = queue_ms
         self._watched: dict[str, _Watched] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._beginning = False
 
     def watch(
-        self, key: str, *, deadline_at_s: float, local_ms: float, timeout_ms: float | None
-    ) -> asyncio.Future[None]:
-        """`local_ms`: what the device would need; `timeout_ms`: bound on the wait inside the deadline (None: none)."""
-        loop = asyncio.get_running_loop()
-        slack_ms = max((deadline_at_s - loop.time()) * 1000 - local_ms, 0.0)
-        watched = _Watched(
-            future=loop.create_future(),
-            deadline_at_s=deadline_at_s,
-            local_ms=local_ms * (1 + MARGIN_RATIO) + MARGIN_MS + slack_ms * SLACK_RATIO,
-            give_up_at_s=math.inf if timeout_ms is None else loop.time() + timeout_ms / 1000,
-        )
-        self._watched[key] = watched
-        self._rearm()
-        return watched.future
+        self,
+        key: str,
+        *,
+        deadline_at_s: float,
+        local_ms: float,
+        timeout_ms: float | None,
+        begin: Callable[[], Finish],
+    ) -> asyncio.Future[Finish]:
+        """`local_ms`: what the device would need; `timeout_ms`: bound on the wait inside the deadline (None: none).
 
-    def forget(self, key: str) -> None:
-        """The request is answered, or its local finish has begun."""
-        watched = self._watched.pop(key, None)
-        if watched is None:
-            return
-        if watched.timer is not None:
-            watched.timer.cancel()
-        watched.future.cancel()
-        self._rearm()
-
-    def _rearm(self) -> None:
+        `begin` hands the finish to the worker, at once and without waiting; it is called at most once. What it returns
+        is the result of the future given here, an IsthmusError it raises that future's exception.
+        """
         loop = asyncio.get_running_loop()
         now_s = loop.time()
-        busy_s = self._queue_ms() / 1000
-        starts = latest_starts(now_s, [(k, w.deadline_at_s, w.local_ms) for k, w in self._watched.items()])
-        for key, watched in self._watched.items():
-            if watched.timer is not None:
-                watched.timer.cancel()
-            at_s = min(starts[key] - busy_s, watched.give_up_at_s)
-            watched.timer = loop.call_at(max(at_s, now_s), _ring, watched.future)
+        self._watched[key] = _Watched(
+            begin=begin,
+            begun=loop.create_future(),
+            deadline_at_s=deadline_at_s,
+            reserved_ms=reserved_ms(local_ms, (deadline_at_s - now_s) * 1000),
+            give_up_at_s=math.inf if timeout_ms is None else now_s + timeout_ms / 1000,
+        )
+        begun = self._watched[key].begun
+        self.make_room(0.0)
+        return begun
+
+    def hurry(self, key: str) -> None:
+        """The companion has failed this request: begin now, if it has not begun."""
+        if (watched := self._watched.pop(key, None)) is not None:
+            _begin(watched)
+
+    def forget(self, key: str) -> None:
+        """The request is answered; what has begun is the caller's to end."""
+        if (watched := self._watched.pop(key, None)) is not None:
+            watched.begun.cancel()
+            self.make_room(0.0)
+
+    def make_room(self, entering_ms: float) -> None:
+        """The worker's load has changed, or a job of so many ms is about to enter it: every finish that could not start
+        in time behind all that begins now, in the order of deadlines."""
+        if self._beginning or not (self._watched or self._timer):
+            return
+        self._beginning = True  # each one that begins enters the worker itself, and is seen by the next round here
+        try:
+            while due := self._due(entering_ms):
+                for watched in sorted(due, key=lambda one: one.deadline_at_s):
+                    _begin(watched)
+        finally:
+            self._beginning = False
+
+    def _due(self, entering_ms: float) -> list[_Watched]:
+        """Take out what must begin now; one timer for the rest."""
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        free_at_s = now_s + (self._queue_ms() + entering_ms) / 1000
+        starts = latest_starts(now_s, [(k, w.deadline_at_s, w.reserved_ms) for k, w in self._watched.items()])
+        due, next_at_s = [], math.inf
+        for key, watched in list(self._watched.items()):
+            begin_at_s = min(now_s if starts[key] < free_at_s else starts[key], watched.give_up_at_s)
+            if begin_at_s <= now_s + EARLY_S:
+                due.append(self._watched.pop(key))
+            next_at_s = min(next_at_s, begin_at_s)
+        if self._timer is not None:
+            self._timer.cancel()
+        wanted = self._watched and not due
+        self._timer = loop.call_at(next_at_s, self.make_room, 0.0) if wanted else None
+        return due
 
 
-def _ring(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+def _begin(watched: _Watched) -> None:
+    if watched.begun.done():  # nobody waits any more
+        return
+    try:
+        watched.begun.set_result(watched.begin())
+    except IsthmusError as error:
+        watched.begun.set_exception(error)

@@ -82,15 +82,38 @@ class ServedModel:
         """How each encoded input is prepared, as it travels to the companion."""
         return {name: msgspec.to_builtins(spec) for name, spec in self.images.items()}
 
+    @cached_property
+    def _whole_path(self) -> Path:
+        return Path(self.card.path)
+
     def whole(self) -> Segment:
-        """The whole model, opened (blocking: on the worker only)."""
-        return self.store.get(Path(self.card.path))
+        """The whole model, opened if it is not (blocking)."""
+        return self.store.get(self._whole_path)
 
     def head(self, cut: CutId) -> Segment:
         return self.store.get(self.folder / f"{cut}.head.onnx")
 
     def tail(self, cut: CutId) -> Segment:
-        return self.store.get(self.folder / f"{cut}.tail.onnx")
+        return self.store.get(self._finish_path(cut))
+
+    async def opened_head(self, cut: CutId) -> Segment:
+        """The head of `cut`; opened beside the worker where it is not open, so that nobody else's work waits for it."""
+        return await self._opened(self.folder / f"{cut}.head.onnx")
+
+    async def opened_finish(self, cut: CutId | None) -> Segment:
+        """The tail of `cut`, or (None) the whole, in the same way."""
+        return await self._opened(self._finish_path(cut))
+
+    async def _opened(self, path: Path) -> Segment:
+        segment = self.store.opened(path)
+        return segment if segment is not None else await asyncio.to_thread(self.store.get, path)
+
+    def activation_ms(self, cut: CutId | None) -> float:
+        """What opening the tail of `cut`, or the whole (None), is expected to take now; 0.0 while it is open."""
+        return self.store.activation_ms(self._finish_path(cut))
+
+    def _finish_path(self, cut: CutId | None) -> Path:
+        return self._whole_path if cut is None else self.folder / f"{cut}.tail.onnx"
 
 
 @dataclass(slots=True, kw_only=True)

@@ -15,14 +15,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from agent.compute import Compute
+from agent.compute import Compute, Job
 from agent.intake import InferenceRequest
 from agent.journal import Journal, Outcome
 from agent.lateness import Lateness
 from agent.planner import Planner
-from agent.stages import Prepared, finish, prepare, whole
+from agent.stages import Finished, Prepared, finish, prepare, whole
 from agent.uplink import RemoteReply, Uplink
-from split.errors import DeadlineExceeded, EngineFailed, InvalidRequest, IsthmusError, UnknownModel
+from split.errors import DeadlineExceeded, EngineFailed, IsthmusError, UnknownModel
 from split.ids import OFFLOAD_CUT
 from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate
 from split.tensor import Tensors
@@ -93,50 +93,64 @@ class Serve:
         _later(self._planner.observe_edge, request.model.name, plan, stage, measured_ms)
 
     def _finish_ms(self, request: InferenceRequest, prepared: Prepared) -> float:
-        """What the device is expected to need for what is missing."""
-        if request.model.profile is None:
+        """What the device is expected to need for what is missing, opening its segment included."""
+        model, cut = request.model, prepared.cut
+        if model.profile is None:
             return 0.0
         try:
-            image_ms = self._planner.image_ms(request.model.name) if prepared.encoded else 0.0
-            scale = self._planner.scale(request.model.name, request.facts)
-            return image_ms + scale * self._planner.finish_ms(request.model.name, prepared.cut)
+            image_ms = self._planner.image_ms(model.name) if prepared.encoded else 0.0
+            compute_ms = self._planner.scale(model.name, request.facts) * self._planner.finish_ms(model.name, cut)
         except UnknownModel:  # unloaded meanwhile; its last requests are still answered
-            return (request.model.profile.image_ms + request.model.profile.whole_ms) * self._compute.slowdown
+            image_ms = model.profile.image_ms * self._compute.slowdown
+            compute_ms = model.profile.whole_ms * self._compute.slowdown
+        return image_ms + compute_ms + model.activation_ms(cut) * self._compute.slowdown
 
     async def _carry_out(self, request: InferenceRequest, decision: Decision) -> Outcome:
-        plan = decision.chosen.plan
+        plan, prepared = decision.chosen.plan, Prepared.nothing(request)
         if plan.placement is Placement.LOCAL:
             asked = request.facts.mode
             unmet = decision.reason if asked not in (None, Placement.LOCAL) else ""
-            return await self._locally(request, decision, Prepared.nothing(request), fallback=unmet)
-        prepared = Prepared.nothing(request)
+            return await self._locally(request, decision, prepared, fallback=unmet)
+        must_come = request.model.contract.behaviour.fallback.strategy == "fail"
         try:
-            prepared = await self._prepare(request, plan)
+            await self._prepare(request, decision, prepared)
             remote = self._send(request, plan, prepared)
-        except InvalidRequest:
-            raise
-        except IsthmusError as error:  # a head that does not open, a companion that is gone: it still runs here
+        except IsthmusError as error:  # a head that fails, no room, a companion that is gone: it still runs here
+            if must_come:
+                raise
             return await self._locally(request, decision, prepared, fallback=str(error))
         try:
+            if must_come:
+                return await self._remotely(request, decision, prepared, await self._reply(request, decision, remote))
             return await self._first_answer(request, decision, prepared, remote)
         finally:
             self._uplink.abandon(request.id, ATTEMPT)
 
-    async def _prepare(self, request: InferenceRequest, plan: Plan) -> Prepared:
+    async def _prepare(self, request: InferenceRequest, decision: Decision, prepared: Prepared) -> None:
         """Image, head and encoding, in one go on the worker."""
-        name, scale = request.model.name, self._scale_of(request)
+        name, scale, plan = request.model.name, self._scale_of(request), decision.chosen.plan
         image_ms = self._planner.image_ms(name) if request.encoded and plan.codec != "encoded" else 0.0
         expected_ms = image_ms + scale * self._planner.prepare_ms(name, plan)
-        timed = await self._compute.run(
-            lambda: prepare(request, plan), deadline_at_s=request.deadline_at_s, expected_ms=expected_ms
-        )
-        prepared = timed.value
-        prepared.stages_ms["queue"] = timed.queue_ms
-        self._scale(prepared.stages_ms, "image", "head", "encode")
+        request.holding.made(decision.chosen.bytes)
+        stages_ms = prepared.stages_ms
+        # Held so that nobody closes it meanwhile.
+        head = await request.model.opened_head(plan.cut) if plan.cut is not None else None
+        try:
+            timed = await self._compute.run(
+                lambda: prepare(request, plan, prepared), deadline_at_s=request.deadline_at_s, expected_ms=expected_ms
+            )
+        finally:
+            self._scale(stages_ms, "image", "head", "encode")
+            del head
+        stages_ms["queue"] = timed.queue_ms
+        try:
+            request.holding.made(prepared.made_bytes)
+        except IsthmusError:
+            prepared.start_again(request)
+            raise
         for stage in ("image", "head", "encode"):
-            if stage in prepared.stages_ms:
-                self._learn(request, plan, stage, prepared.stages_ms[stage])
-        return prepared
+            if stage in stages_ms:
+                self._learn(request, plan, stage, stages_ms[stage])
 
     def _send(self, request: InferenceRequest, plan: Plan, prepared: Prepared) -> asyncio.Future[RemoteReply]:
         assert plan.codec is not None
@@ -153,6 +167,18 @@ class Serve:
         )
         return self._uplink.infer(message, prepared.payload, priority=Priority.NORMAL)
 
+    async def _reply(
+        self, request: InferenceRequest, decision: Decision, remote: asyncio.Future[RemoteReply]
+    ) -> RemoteReply:
+        """The companion's reply, or a typed error by the deadline: the contract wants no other answer."""
+        wait_s = request.deadline_at_s - _now()
+        if (timeout_ms := request.model.contract.behaviour.fallback.timeout_ms) is not None:
+            wait_s = min(wait_s, timeout_ms / 1000)
+        await asyncio.wait((remote,), timeout=max(wait_s, 0.0))
+        if not remote.done():
+            raise DeadlineExceeded(f"{self._silence(request, decision)}, and fallback.strategy is fail")
+        return remote.result()
+
     async def _first_answer(
         self,
         request: InferenceRequest,
@@ -161,47 +187,66 @@ class Serve:
         remote: asyncio.Future[RemoteReply],
     ) -> Outcome:
         """The companion's reply if it comes in time; otherwise whichever of it and the local finish is first."""
-        plan = decision.chosen.plan
-        fallback = request.model.contract.behaviour.fallback
-        local_ms = self._finish_ms(request, prepared)
         late = self._lateness.watch(
-            request.id, deadline_at_s=request.deadline_at_s, local_ms=local_ms, timeout_ms=fallback.timeout_ms
+            request.id,
+            deadline_at_s=request.deadline_at_s,
+            local_ms=self._finish_ms(request, prepared),
+            timeout_ms=request.model.contract.behaviour.fallback.timeout_ms,
+            begin=lambda: self._begin(request, prepared),
         )
+        local: asyncio.Future[Outcome] | None = None
         try:
             await asyncio.wait((remote, late), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self._lateness.forget(request.id)
-        if _succeeded(remote):
-            return await self._remotely(request, decision, prepared, remote.result())
-        if fallback.strategy == "fail":
-            return await self._remotely(request, decision, prepared, await remote)
-        why = str(remote.exception()) if remote.done() else self._silence(plan)
-        local = asyncio.ensure_future(self._locally(request, decision, prepared, fallback=why))
-        try:
-            while not local.done():
-                pending: set[asyncio.Future[Any]] = {local} if remote.done() else {local, remote}
-                await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                if _succeeded(remote):
-                    return await self._remotely(request, decision, prepared, remote.result())
-            if local.exception() is not None and not remote.done():
-                return await self._remotely(request, decision, prepared, await remote)
+            if not _succeeded(remote):
+                why = str(remote.exception()) if remote.done() else self._silence(request, decision)
+                self._lateness.hurry(request.id)
+                local = asyncio.ensure_future(self._locally(request, decision, prepared, fallback=why, begun=late))
+                while not _over(local, remote):
+                    running = [one for one in (local, remote) if not one.done()]
+                    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            if local is None or _succeeded(remote):
+                return await self._remotely(request, decision, prepared, remote.result())
             return local.result()
         finally:
-            local.cancel()
+            self._lateness.forget(request.id)
+            if local is not None:
+                local.cancel()
+            if not late.cancelled() and late.exception() is None:
+                late.result().cancel()
 
-    def _silence(self, plan: Plan) -> str:
-        self._uplink.suspect()
-        return f"no reply from the companion in time for {plan}"
+    def _silence(self, request: InferenceRequest, decision: Decision) -> str:
+        """No reply yet. Only one that is overdue says something about the companion: a busy device finishes early."""
+        if _since_ms(request) >= decision.chosen.risk_ms:
+            self._uplink.suspect()
+        return f"no reply from the companion in time for {decision.chosen.plan} (after {_since_ms(request):.0f} ms)"
+
+    def _begin(self, request: InferenceRequest, prepared: Prepared) -> Job[Finished]:
+        """Hand to the worker what is missing: the whole model, or the tail from the boundary that is there."""
+        work = whole if prepared.cut is None else finish
+        return self._compute.run(
+            lambda: work(request, prepared),
+            deadline_at_s=request.deadline_at_s,
+            expected_ms=self._finish_ms(request, prepared),
+        )
 
     async def _locally(
-        self, request: InferenceRequest, decision: Decision, prepared: Prepared, *, fallback: str
+        self,
+        request: InferenceRequest,
+        decision: Decision,
+        prepared: Prepared,
+        *,
+        fallback: str,
+        begun: asyncio.Future[Any] | None = None,
     ) -> Outcome:
-        """The whole model, or the tail from the boundary that is there."""
+        """What is missing runs here (`begun`: gives the job that is under way already)."""
         cut = prepared.cut
-        work = (lambda: whole(request, prepared)) if cut is None else (lambda: finish(request, prepared))
-        expected_ms = self._finish_ms(request, prepared)
         try:
-            timed = await self._compute.run(work, deadline_at_s=request.deadline_at_s, expected_ms=expected_ms)
+            if begun is None:
+                segment = await request.model.opened_finish(cut)  # held so that nobody closes it meanwhile
+                timed = await self._begin(request, prepared)
+                del segment
+            else:
+                timed = await (await begun)
         except IsthmusError as error:
             if cut is None:
                 raise
@@ -253,6 +298,11 @@ def _since_ms(request: InferenceRequest) -> float:
 
 def _succeeded(remote: asyncio.Future[RemoteReply]) -> bool:
     return remote.done() and not remote.cancelled() and remote.exception() is None
+
+
+def _over(local: asyncio.Future[Outcome], remote: asyncio.Future[RemoteReply]) -> bool:
+    """There is an answer, or none will come any more."""
+    return _succeeded(remote) or (local.done() and (remote.done() or local.exception() is None))
 
 
 def _outcome(

@@ -8,13 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Self
 
-from agent.intake import InferenceRequest
+from agent.intake import InferenceRequest, bytes_of
 from split.codec.image import prepare_image
 from split.codec.payload import encode
 from split.ids import CutId
 from split.plan.plan import Placement, Plan
 from split.tensor import Tensors
 from split.transport.channel import Buffer
+
+Finished = tuple[Tensors, dict[str, float]]
+"""The answer's outputs, and the stages measured on the way to them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,6 +28,8 @@ class Prepared:
     """The model's inputs as tensors where pictures were prepared already, else as they came."""
     encoded: tuple[str, ...]
     """Inputs that are still pictures."""
+    pictures: tuple[str, ...] = ()
+    """Inputs that were pictures and have become tensors."""
     cut: CutId | None = None
     """Set when the head has run: what follows starts from the boundary."""
     boundary: Tensors = field(default_factory=dict)
@@ -33,6 +38,18 @@ class Prepared:
     """Model outputs that the head has made."""
     payload: Sequence[Buffer] = ()
     stages_ms: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def made_bytes(self) -> int:
+        """What the device has made of the request so far, as tensors and payload; what they share counts twice."""
+        made = [array for name, array in self.inputs.items() if name in self.pictures]
+        made += [*self.boundary.values(), *self.outputs.values()]
+        return sum(map(bytes_of, made)) + sum(memoryview(part).nbytes for part in self.payload)
+
+    def start_again(self, request: InferenceRequest) -> None:
+        """Let go of all that was made."""
+        self.inputs, self.encoded, self.pictures = request.inputs, request.encoded, ()
+        self.cut, self.boundary, self.outputs, self.payload = None, {}, {}, ()
 
     @classmethod
     def nothing(cls, request: InferenceRequest) -> Self:
@@ -53,12 +70,14 @@ def _pictures_to_tensors(request: InferenceRequest, prepared: Prepared) -> None:
     with _clocked(prepared.stages_ms, "image"):
         images = request.model.images
         ready = {name: prepare_image(prepared.inputs[name][0], images[name]) for name in prepared.encoded}
-    prepared.inputs, prepared.encoded = prepared.inputs | ready, ()
+    prepared.inputs, prepared.encoded, prepared.pictures = prepared.inputs | ready, (), prepared.encoded
 
 
-def prepare(request: InferenceRequest, plan: Plan) -> Prepared:
-    """All that the device does before a remote plan's bytes leave: picture, head, encoding."""
-    prepared = Prepared.nothing(request)
+def prepare(request: InferenceRequest, plan: Plan, prepared: Prepared) -> None:
+    """All that the device does before a remote plan's bytes leave: picture, head, encoding.
+
+    `prepared` holds after each step what that step made, so that a later step that fails costs only itself.
+    """
     if plan.codec != "encoded":
         _pictures_to_tensors(request, prepared)
     if plan.placement is Placement.SPLIT:
@@ -67,19 +86,18 @@ def prepare(request: InferenceRequest, plan: Plan) -> Prepared:
         head = request.model.head(plan.cut)
         with _clocked(prepared.stages_ms, "head"):
             made = head.run({name: prepared.inputs[name] for name in card.head_inputs})
-        prepared.cut = plan.cut
         prepared.outputs = {name: made[name] for name in card.head_outputs}
         prepared.boundary = {spec.name: made[spec.name] for spec in card.boundary}
         prepared.boundary |= {name: prepared.inputs[name] for name in card.tail_inputs}
+        prepared.cut = plan.cut
     travels = prepared.inputs if prepared.cut is None else prepared.boundary
     with _clocked(prepared.stages_ms, "encode"):
         assert plan.codec is not None
         prepared.payload = encode(travels, plan.codec)
-    return prepared
 
 
-def whole(request: InferenceRequest, prepared: Prepared) -> tuple[Tensors, dict[str, float]]:
-    """The whole model on the device: (outputs, measured stages)."""
+def whole(request: InferenceRequest, prepared: Prepared) -> Finished:
+    """The whole model on the device."""
     here = Prepared(inputs=prepared.inputs, encoded=prepared.encoded)
     _pictures_to_tensors(request, here)
     segment = request.model.whole()
@@ -88,8 +106,8 @@ def whole(request: InferenceRequest, prepared: Prepared) -> tuple[Tensors, dict[
     return outputs, here.stages_ms
 
 
-def finish(request: InferenceRequest, prepared: Prepared) -> tuple[Tensors, dict[str, float]]:
-    """The tail on the device, from the boundary that the head has made: (outputs, measured stages)."""
+def finish(request: InferenceRequest, prepared: Prepared) -> Finished:
+    """The tail on the device, from the boundary that the head has made."""
     assert prepared.cut is not None
     stages_ms: dict[str, float] = {}
     segment = request.model.tail(prepared.cut)

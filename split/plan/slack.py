@@ -7,9 +7,23 @@ deadline or when the next must start, whichever comes first (Liu and Layland 197
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
+
+MARGIN_MS: Final = 8.0
+"""Between the planned end of a local finish and the deadline: queue hop, encoding of the reply, timer slack. D ≥ local
+time + 20 ms is what must hold (I3), so the margin has to stay well below 20."""
+MARGIN_RATIO: Final = 0.05
+"""Of the local finish: one run varies by a few percent."""
+SLACK_RATIO: Final = 0.05
+"""Of the time that is there beyond the local finish: who can wait a second loses nothing by giving up 50 ms earlier,
+and a busy machine then still meets the deadline."""
+
+
+def reserved_ms(local_ms: float, left_ms: float) -> float:
+    """How long before its deadline, `left_ms` away, a finish that takes `local_ms` is to start: with its margins."""
+    return local_ms * (1 + MARGIN_RATIO) + MARGIN_MS + max(left_ms - local_ms, 0.0) * SLACK_RATIO
 
 
 def latest_starts(now_s: float, pending: Sequence[tuple[Key, float, float]]) -> dict[Key, float]:

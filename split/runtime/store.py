@@ -7,6 +7,7 @@ the last holder lets go of it (reference counting, at once). Blocking: call `get
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ from split.runtime.engine import Engine, Segment
 
 WEIGHTS: Final = "weights.bin"
 """The workbench's one file of weights that all heads and tails in a folder share."""
+
+ACTIVATION_MS: Final = 100.0
+"""Opening the first segment: between a small head (5 ms) and a 50 MB model whose weights are packed anew (280 ms)."""
 
 _DATA_SUFFIXES: Final = (".data", "_data", ".bin", ".weight", ".weights")
 """Names that exporters give to external data; only the budget depends on it."""
@@ -44,6 +48,8 @@ class SegmentStore:
         self._budget_bytes = budget_bytes
         self._lock = threading.Lock()
         self._slots: OrderedDict[Path, _Slot] = OrderedDict()
+        self._opening_ms: dict[Path, float] = {}
+        """What opening took the last time."""
 
     @property
     def threads(self) -> int:
@@ -64,16 +70,34 @@ class SegmentStore:
             assert slot.segment is not None
             return slot.segment
 
+    def opened(self, path: Path) -> Segment | None:
+        """The segment of this file if it is open: never blocks."""
+        with self._lock:
+            slot = self._slots.get(path)
+            if slot is None or slot.segment is None:
+                return None
+            self._slots.move_to_end(path)
+            return slot.segment
+
     def is_open(self, path: Path) -> bool:
         """Whether `get` would return at once."""
         slot = self._slots.get(path)
         return slot is not None and slot.segment is not None
+
+    def activation_ms(self, path: Path) -> float:
+        """How long `get` is expected to take: 0.0 when it is open, else what it took last, else the longest so far."""
+        if self.is_open(path):
+            return 0.0
+        with self._lock:
+            return self._opening_ms.get(path) or max(self._opening_ms.values(), default=ACTIVATION_MS)
 
     def forget(self, place: Path) -> None:
         """Let go of the segment of this file, or of every segment whose file lies in this folder."""
         with self._lock:
             for path in [path for path in self._slots if place in (path, path.parent)]:
                 del self._slots[path]
+            for path in [path for path in self._opening_ms if place in (path, path.parent)]:
+                del self._opening_ms[path]
 
     def clear(self) -> None:
         """Let go of everything."""
@@ -87,6 +111,7 @@ class SegmentStore:
             return self._used_bytes()
 
     def _open(self, path: Path, slot: _Slot) -> None:
+        started_s = time.perf_counter()
         try:
             files = _files_behind(path)
             segment = self._engine.open(path, threads=self._threads)
@@ -97,6 +122,7 @@ class SegmentStore:
             raise
         with self._lock:
             slot.files, slot.segment = files, segment
+            self._opening_ms[path] = (time.perf_counter() - started_s) * 1e3
             for oldest in list(self._slots):
                 if self._used_bytes() <= self._budget_bytes:
                     break

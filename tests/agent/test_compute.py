@@ -5,6 +5,7 @@ import gc
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
@@ -153,6 +154,38 @@ async def test_the_queue_in_milliseconds_is_what_waits_and_the_rest_of_what_runs
     gate.may_end.set()
     await asyncio.gather(busy, *tasks)
     assert compute.queue_ms == 0.0
+
+
+async def test_those_who_must_come_first_are_asked_before_a_job_enters(compute: Compute) -> None:
+    gate, busy = await blocked(compute)
+    order: list[str] = []
+    first: list[asyncio.Future[Any]] = []
+
+    def let_in(entering_ms: float) -> None:
+        compute.on_load = lambda entering_ms: None
+        assert (entering_ms, compute.waiting) == (70.0, 0)
+        first.append(compute.run(lambda: order.append("first"), deadline_at_s=1.0, expected_ms=0.0))
+
+    compute.on_load = let_in
+    second = later(compute, lambda: order.append("second"), deadline_at_s=1.0, expected_ms=70.0)
+    await asyncio.sleep(0)
+    gate.may_end.set()
+    await asyncio.gather(busy, second, *first)
+    assert order == ["first", "second"]
+
+
+async def test_a_job_that_is_done_while_others_wait_is_told(compute: Compute) -> None:
+    gate, busy = await blocked(compute)
+    second_gate = Gate()
+    second, third = later(compute, second_gate, deadline_at_s=1.0), later(compute, lambda: None, deadline_at_s=2.0)
+    await asyncio.sleep(0)
+    told: list[float] = []
+    compute.on_load = told.append
+    gate.may_end.set()
+    await busy
+    assert told == [0.0]
+    second_gate.may_end.set()
+    await asyncio.gather(second, third)
 
 
 async def test_the_hold_lasts_as_long_as_the_device_would_and_counts_as_run_time(

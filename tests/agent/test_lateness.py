@@ -3,22 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from agent.lateness import Lateness
+from split.errors import Overloaded
 from split.transport.virtual_time import run_in_virtual_time
 
 
-async def rings_at(future: asyncio.Future[None]) -> float:
-    await future
+async def rings_at(begun: asyncio.Future[asyncio.Future[Any]]) -> float:
+    await begun
     return asyncio.get_running_loop().time()
+
+
+def watch(
+    late: Lateness,
+    key: str = "a",
+    *,
+    deadline_at_s: float = 1.0,
+    timeout_ms: float | None = None,
+    begin: Callable[[], asyncio.Future[Any]] | None = None,
+) -> asyncio.Future[asyncio.Future[Any]]:
+    """One request whose local finish takes 100 ms; by default nothing begins but the clock."""
+    return late.watch(
+        key,
+        deadline_at_s=deadline_at_s,
+        local_ms=100.0,
+        timeout_ms=timeout_ms,
+        begin=begin or asyncio.get_running_loop().create_future,
+    )
 
 
 def test_one_request_is_finished_here_just_in_time() -> None:
     async def story() -> None:
         late = Lateness(queue_ms=lambda: 0.0)
-        ring = late.watch("a", deadline_at_s=1.0, local_ms=100.0, timeout_ms=None)
+        ring = watch(late)
         # 1 s − (100 ms + 5 % of it + 8 ms + 5 % of the 900 ms beyond)
         assert await rings_at(ring) == pytest.approx(1.0 - 0.158)
 
@@ -28,18 +49,94 @@ def test_one_request_is_finished_here_just_in_time() -> None:
 def test_requests_that_share_the_worker_begin_one_after_the_other() -> None:
     async def story() -> None:
         late = Lateness(queue_ms=lambda: 0.0)
-        rings = [late.watch(key, deadline_at_s=1.0, local_ms=100.0, timeout_ms=None) for key in "abc"]
+        rings = [watch(late, key) for key in "abc"]
         times = sorted(await asyncio.gather(*(rings_at(ring) for ring in rings)))
         assert times == pytest.approx([1.0 - 3 * 0.158, 1.0 - 2 * 0.158, 1.0 - 0.158])
 
     run_in_virtual_time(story())
 
 
-def test_work_that_waits_before_it_makes_the_finish_begin_earlier() -> None:
+def test_work_that_will_be_done_by_then_changes_nothing() -> None:
     async def story() -> None:
-        late = Lateness(queue_ms=lambda: 250.0)
-        ring = late.watch("a", deadline_at_s=1.0, local_ms=100.0, timeout_ms=None)
-        assert await rings_at(ring) == pytest.approx(1.0 - 0.158 - 0.25)
+        free_at_s = 0.84  # before 0.842
+        late = Lateness(queue_ms=lambda: max(free_at_s - asyncio.get_running_loop().time(), 0.0) * 1000)
+        assert await rings_at(watch(late)) == pytest.approx(1.0 - 0.158)
+
+    run_in_virtual_time(story())
+
+
+def test_work_that_would_still_keep_the_worker_busy_makes_the_finish_begin_at_once() -> None:
+    async def story() -> None:
+        late = Lateness(queue_ms=lambda: 850.0)
+        assert await rings_at(watch(late)) == 0.0
+
+    run_in_virtual_time(story())
+
+
+@pytest.mark.parametrize(("entering_ms", "rings_at_s"), [(140.0, 1.0 - 0.158), (145.0, 0.7)])
+def test_work_that_enters_later_is_let_in_behind_a_finish_that_it_would_make_late(
+    entering_ms: float, rings_at_s: float
+) -> None:
+    async def story() -> None:
+        late = Lateness(queue_ms=lambda: 0.0)
+        begun = watch(late)
+        await asyncio.sleep(0.7)  # 142 ms before the latest start
+        late.make_room(entering_ms)
+        assert begun.done() is (rings_at_s == 0.7)  # before the worker gets to know of the other
+        assert await rings_at(begun) == pytest.approx(rings_at_s)
+
+    run_in_virtual_time(story())
+
+
+def test_a_finish_that_begins_is_itself_work_that_may_make_others_late() -> None:
+    async def story() -> None:
+        queue_ms = 0.0
+
+        def begin() -> asyncio.Future[Any]:
+            nonlocal queue_ms
+            late.make_room(100.0)
+            queue_ms += 100.0
+            return asyncio.get_running_loop().create_future()
+
+        late = Lateness(queue_ms=lambda: queue_ms)
+        soon = watch(late, "soon", deadline_at_s=0.5, timeout_ms=200.0, begin=begin)
+        # could start at 0.4 − (105 + 8 + 15) ms = 0.272: not behind one that runs from 0.2 to 0.3
+        other = watch(late, "other", deadline_at_s=0.4, begin=begin)
+        assert await rings_at(soon) == pytest.approx(0.2)
+        assert other.done()
+
+    run_in_virtual_time(story())
+
+
+def test_a_finish_that_the_worker_refuses_says_so_to_the_one_who_waits() -> None:
+    def refuse() -> asyncio.Future[Any]:
+        raise Overloaded("256 jobs wait")
+
+    async def story() -> None:
+        late = Lateness(queue_ms=lambda: 0.0)
+        begun = watch(late, begin=refuse)
+        with pytest.raises(Overloaded):
+            await begun
+
+    run_in_virtual_time(story())
+
+
+def test_a_failed_companion_makes_the_finish_begin_at_once_and_once() -> None:
+    async def story() -> None:
+        began: list[float] = []
+
+        def begin() -> asyncio.Future[Any]:
+            began.append(asyncio.get_running_loop().time())
+            return asyncio.get_running_loop().create_future()
+
+        late = Lateness(queue_ms=lambda: 0.0)
+        begun = watch(late, begin=begin)
+        await asyncio.sleep(0.1)
+        late.hurry("a")
+        late.hurry("a")
+        assert begun.done()
+        await asyncio.sleep(2.0)
+        assert began == [pytest.approx(0.1)]
 
     run_in_virtual_time(story())
 
@@ -47,9 +144,7 @@ def test_work_that_waits_before_it_makes_the_finish_begin_earlier() -> None:
 def test_the_wait_is_bounded_by_the_timeout_too() -> None:
     async def story() -> None:
         late = Lateness(queue_ms=lambda: 0.0)
-        assert await rings_at(late.watch("a", deadline_at_s=9.0, local_ms=100.0, timeout_ms=50.0)) == pytest.approx(
-            0.05
-        )
+        assert await rings_at(watch(late, deadline_at_s=9.0, timeout_ms=50.0)) == pytest.approx(0.05)
 
     run_in_virtual_time(story())
 
@@ -57,7 +152,7 @@ def test_the_wait_is_bounded_by_the_timeout_too() -> None:
 def test_a_deadline_already_out_of_reach_rings_at_once() -> None:
     async def story() -> None:
         late = Lateness(queue_ms=lambda: 0.0)
-        assert await rings_at(late.watch("a", deadline_at_s=0.05, local_ms=100.0, timeout_ms=None)) == 0.0
+        assert await rings_at(watch(late, deadline_at_s=0.05)) == 0.0
 
     run_in_virtual_time(story())
 
@@ -65,8 +160,8 @@ def test_a_deadline_already_out_of_reach_rings_at_once() -> None:
 def test_a_forgotten_request_gives_its_time_to_the_others() -> None:
     async def story() -> None:
         late = Lateness(queue_ms=lambda: 0.0)
-        ring = late.watch("a", deadline_at_s=1.0, local_ms=100.0, timeout_ms=None)
-        other = late.watch("b", deadline_at_s=1.0, local_ms=100.0, timeout_ms=None)
+        ring = watch(late)
+        other = watch(late, "b")
         late.forget("b")
         assert other.cancelled()
         assert await rings_at(ring) == pytest.approx(1.0 - 0.158)

@@ -6,6 +6,8 @@ Expected outputs come from a formula of the tiny model, never from the code unde
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import onnx
 import onnx.parser
 import pytest
 
+from agent import stages
 from agent.compute import Timed
 from agent.intake import InferenceRequest, Intake
 from agent.journal import Journal, Outcome
@@ -26,7 +29,15 @@ from agent.serve import Serve
 from agent.uplink import Uplink
 from split.codec.golden import golden_inputs, sample
 from split.codec.payload import decode, encode
-from split.errors import ChannelError, DeadlineExceeded
+from split.errors import (
+    ChannelError,
+    DeadlineExceeded,
+    EngineFailed,
+    InvalidRequest,
+    IsthmusError,
+    Overloaded,
+    TooLarge,
+)
 from split.ids import ModelName
 from split.oip.options import RequestOptions
 from split.plan.plan import Placement, Plan
@@ -64,31 +75,63 @@ X = np.array([0.0, 1.0, -1.0], np.float32)
 Y = np.maximum(X, 0) + np.exp(np.maximum(X, 0))  # the model, as a formula
 
 HEAD_MS, TAIL_MS, WHOLE_MS = 40.0, 60.0, 100.0
+MUST_COME = Contract(behaviour=Behaviour(fallback=Fallback(strategy="fail")))
 HELLO = Hello(major=1, minor=0, agent="test", runtime="test", max_message_bytes=1 << 20, codecs=("raw",))
 
 Behaviour_ = Callable[["Lab", MemoryChannel, Infer, memoryview], Awaitable[None]]
 
 
 class SlowCompute:
-    """Stands for `agent.compute.Compute`: one job at a time, each taking what it was expected to, in virtual time."""
+    """Stands for `agent.compute.Compute`: one job at a time, earliest deadline first, each taking what it was expected
+    to, in virtual time."""
 
     slowdown = 1.0
 
     def __init__(self) -> None:
-        self._lock = asyncio.Lock()
+        self.on_load: Callable[[float], None] = lambda entering_ms: None
         self.took_ms: list[float] = []
+        self._waiting: list[tuple[float, int, float, float, Callable[[], Any], asyncio.Future[Timed[Any]]]] = []
+        self._entered = itertools.count()
+        self._busy_until_s = 0.0
+        self._busy = False
 
     @property
     def queue_ms(self) -> float:
-        return 0.0
+        rest_ms = max(self._busy_until_s - asyncio.get_running_loop().time(), 0.0) * 1000
+        return rest_ms + sum(job[3] for job in self._waiting if not job[5].cancelled())
 
-    async def run(self, work: Callable[[], Any], *, deadline_at_s: float, expected_ms: float) -> Timed[Any]:
-        asked = asyncio.get_running_loop().time()
-        async with self._lock:
-            started = asyncio.get_running_loop().time()
-            await asyncio.sleep(expected_ms / 1000)
-            self.took_ms.append(expected_ms)
-            return Timed(value=work(), queue_ms=(started - asked) * 1000, run_ms=expected_ms)
+    def run(self, work: Callable[[], Any], *, deadline_at_s: float, expected_ms: float) -> asyncio.Future[Timed[Any]]:
+        self.on_load(expected_ms)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Timed[Any]] = loop.create_future()
+        heapq.heappush(self._waiting, (deadline_at_s, next(self._entered), loop.time(), expected_ms, work, future))
+        if not self._busy:
+            self._next()
+        return future
+
+    def _next(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._busy = False
+        while self._waiting and not self._busy:
+            _, _, entered_at_s, expected_ms, work, future = heapq.heappop(self._waiting)
+            if not future.cancelled():
+                self._busy, self._busy_until_s = True, loop.time() + expected_ms / 1000
+                queue_ms = (loop.time() - entered_at_s) * 1000
+                loop.call_later(expected_ms / 1000, self._done, work, future, queue_ms, expected_ms)
+
+    def _done(
+        self, work: Callable[[], Any], future: asyncio.Future[Timed[Any]], queue_ms: float, run_ms: float
+    ) -> None:
+        self.took_ms.append(run_ms)
+        try:
+            timed = Timed(work(), queue_ms, run_ms)
+        except IsthmusError as error:
+            if not future.cancelled():
+                future.set_exception(error)
+        else:
+            if not future.cancelled():
+                future.set_result(timed)
+        self._next()
 
     async def hold(self, measured_ms: float) -> None:
         return None
@@ -147,6 +190,8 @@ class Lab:
         self.planner = SteadyPlanner()
         self.planner.add_model("tiny", card, profile, self.model.contract)
         self.compute = SlowCompute()
+        lateness = Lateness(queue_ms=lambda: self.compute.queue_ms)
+        self.compute.on_load = lateness.make_room
         self.uplink = Uplink(
             companions=["companion:1"],
             dial=self._dial,
@@ -159,7 +204,7 @@ class Lab:
             planner=self.planner,
             compute=self.compute,  # type: ignore[arg-type]  # the same methods, in virtual time
             uplink=self.uplink,
-            lateness=Lateness(queue_ms=lambda: 0.0),
+            lateness=lateness,
             journal=self.journal,
         )
         self.intake = Intake(default_deadline_ms=10_000, inflight_bytes=1 << 20)
@@ -224,6 +269,26 @@ class Lab:
                         pass
         except ChannelError:
             return
+
+    def break_stage(self, monkeypatch: pytest.MonkeyPatch, stage: str, error: IsthmusError) -> None:
+        """From now on this stage (head, whole, encode, send) raises."""
+
+        def fail(*_: object, **__: object) -> Any:
+            raise error
+
+        match stage:
+            case "head" | "whole":
+                monkeypatch.setattr(self.model, stage, fail)
+            case "encode":
+                monkeypatch.setattr(stages, "encode", fail)
+            case "send":
+                channel = self.uplink._channel
+                send = channel.send  # type: ignore[union-attr]  # it is connected
+
+                def refuse(message: Any, *rest: Any, **more: Any) -> None:
+                    (fail if isinstance(message, Infer) else send)(message, *rest, **more)
+
+                monkeypatch.setattr(channel, "send", refuse)
 
     async def ask(self, *, deadline_ms: float = 1000.0, mode: str = "split", **options: Any) -> Outcome:
         loop = asyncio.get_running_loop()
@@ -376,13 +441,207 @@ def test_a_reply_that_comes_while_the_device_finishes_wins_and_the_other_is_drop
     run_in_virtual_time(story())
 
 
-def test_without_local_fallback_the_loss_is_a_typed_error(tmp_path: Path) -> None:
-    contract = Contract(behaviour=Behaviour(fallback=Fallback(strategy="fail")))
+@pytest.mark.parametrize("fault", [dies, dies_mid_reply, refuses])
+@pytest.mark.parametrize("mode", ["split", "offload"])
+def test_without_local_fallback_the_loss_is_a_typed_error(tmp_path: Path, fault: Behaviour_, mode: str) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=fault, contract=MUST_COME) as lab:
+            with pytest.raises(ChannelError):
+                await lab.ask(mode=mode)
+            assert lab.compute.took_ms == [HEAD_MS if mode == "split" else 0.0]
+            assert lab.intake.room.held_bytes == 0
+
+    run_in_virtual_time(story())
+
+
+@pytest.mark.parametrize(
+    ("timeout_ms", "error_at_s"),
+    [(None, 0.5), (100.0, HEAD_MS / 1000 + 0.1)],
+)
+def test_without_local_fallback_silence_is_a_typed_error_by_the_deadline(
+    tmp_path: Path, timeout_ms: float | None, error_at_s: float
+) -> None:
+    contract = Contract(behaviour=Behaviour(fallback=Fallback(strategy="fail", timeout_ms=timeout_ms)))
 
     async def story() -> None:
-        async with Lab(tmp_path, behave=dies, contract=contract) as lab:
-            with pytest.raises(ChannelError):
+        async with Lab(tmp_path, behave=says_nothing, contract=contract) as lab:
+            started_s = asyncio.get_running_loop().time()
+            with pytest.raises(DeadlineExceeded):
+                await lab.ask(deadline_ms=500.0)
+            assert asyncio.get_running_loop().time() - started_s == pytest.approx(error_at_s, abs=0.001)
+            assert lab.compute.took_ms == [HEAD_MS]
+
+    run_in_virtual_time(story())
+
+
+@pytest.mark.parametrize("stage", ["head", "encode", "send"])
+def test_without_local_fallback_a_failure_before_the_bytes_leave_is_that_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=replies_after(0.01), contract=MUST_COME) as lab:
+            lab.break_stage(monkeypatch, stage, EngineFailed("it broke"))
+            with pytest.raises(EngineFailed, match="it broke"):
                 await lab.ask()
+            assert lab.intake.room.held_bytes == 0
+
+    run_in_virtual_time(story())
+
+
+def test_without_local_fallback_a_plan_that_was_local_from_the_start_is_local(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=dies, contract=MUST_COME) as lab:
+            lab.planner.companion_lost("the companion is on holiday", 0.0)
+            for mode in ("auto", "local", "split"):
+                outcome = await lab.ask(mode=mode)
+                assert outcome.ran.placement is Placement.LOCAL
+                assert_right(outcome)
+
+    run_in_virtual_time(story())
+
+
+ERRORS = [EngineFailed("it broke"), InvalidRequest("it broke"), TooLarge("it broke"), Overloaded("it broke")]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    ("stage", "took_ms"),
+    [
+        # what the worker did: the head's turn, then the whole; or the tail, where the head had made its boundary
+        ("head", [HEAD_MS, WHOLE_MS]),
+        ("encode", [HEAD_MS, TAIL_MS]),
+        ("send", [HEAD_MS, TAIL_MS]),
+    ],
+)
+def test_a_remote_road_that_breaks_before_the_bytes_leave_ends_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, took_ms: list[float], error: IsthmusError
+) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=replies_after(0.01)) as lab:
+            lab.break_stage(monkeypatch, stage, error)
+            outcome = await lab.ask()
+            assert_right(outcome)
+            assert outcome.ran.placement is Placement.LOCAL
+            assert outcome.fallback == "it broke"
+            assert lab.compute.took_ms == took_ms
+            assert lab.seen == []
+
+    run_in_virtual_time(story())
+
+
+def test_a_request_that_the_whole_refuses_too_gets_the_error_of_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=replies_after(0.01)) as lab:
+            lab.break_stage(monkeypatch, "head", InvalidRequest("the head takes no such x"))
+            lab.break_stage(monkeypatch, "whole", InvalidRequest("the model takes no such x"))
+            with pytest.raises(InvalidRequest, match="the model takes"):
+                await lab.ask()
+
+    run_in_virtual_time(story())
+
+
+def test_local_work_that_comes_while_a_request_waits_does_not_make_its_finish_late(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=says_nothing) as lab:
+            waiting = asyncio.create_task(lab.ask(deadline_ms=1000.0))
+            # The finish could wait until 1 s − (63 + 8 + 5 % of 900) ms = 0.884; from 0.88 on the worker would be
+            # busy for 100 ms.
+            await asyncio.sleep(0.880)
+            local = await lab.ask(deadline_ms=5000.0, mode="local")
+            split = await waiting
+            assert_right(split)
+            assert split.total_ms == pytest.approx(880 + TAIL_MS, abs=0.5)
+            assert_right(local)
+            assert local.total_ms == pytest.approx(TAIL_MS + WHOLE_MS, abs=0.5)
+
+    run_in_virtual_time(story())
+
+
+def test_a_companion_is_not_blamed_for_what_the_device_finished_early_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=replies_after(0.1)) as lab:
+            blamed: list[None] = []
+            monkeypatch.setattr(lab.uplink, "suspect", lambda: blamed.append(None))
+            waiting = asyncio.create_task(lab.ask(deadline_ms=140.0))
+            await asyncio.sleep(0.041)  # the head is done, the bytes have left a moment ago
+            local = asyncio.create_task(lab.ask(deadline_ms=5000.0, mode="local"))
+            outcome = await waiting
+            assert outcome.ran.placement is Placement.LOCAL
+            assert outcome.total_ms <= 140.0
+            assert blamed == []
+            await local
+
+    run_in_virtual_time(story())
+
+
+def test_a_tail_that_is_not_open_any_more_is_given_time_to_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=says_nothing) as lab:
+            monkeypatch.setattr(lab.model.store, "activation_ms", lambda path: 300.0)
+            outcome = await lab.ask(deadline_ms=1000.0)
+            # local finish 360 ms; started 5 % of it, 8 ms and 5 % of the other 600 ms before it had to
+            assert outcome.total_ms == pytest.approx(1000.0 - 18 - 8 - 30, abs=0.5)
+
+    run_in_virtual_time(story())
+
+
+# -- bytes ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_device_has_made_of_a_waiting_request_counts_as_in_flight(tmp_path: Path) -> None:
+    held: list[tuple[int, int]] = []
+
+    async def behave(lab: Lab, channel: MemoryChannel, infer: Infer, payload: memoryview) -> None:
+        await asyncio.sleep(0)
+        held.append((lab.intake.room.held_bytes, payload.nbytes))
+        await replies_after(0.01)(lab, channel, infer, payload)
+
+    async def story() -> None:
+        async with Lab(tmp_path, behave=behave) as lab:
+            boundary_bytes = sum(spec.nbytes() for spec in lab.model.card.cut(lab.cut).boundary)
+            await lab.ask()
+            [(held_bytes, payload_bytes)] = held
+            assert held_bytes == X.nbytes + boundary_bytes + payload_bytes
+            assert lab.intake.room.held_bytes == 0
+
+    run_in_virtual_time(story())
+
+
+@pytest.mark.parametrize("fault", [says_nothing, dies, dies_mid_reply, refuses])
+@pytest.mark.parametrize("deadline_ms", [30.0, 50.0, 99.0, 1000.0])
+def test_whatever_becomes_of_a_request_its_bytes_are_given_back_once(
+    tmp_path: Path, fault: Behaviour_, deadline_ms: float
+) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=fault) as lab:
+            for mode in ("split", "offload"):
+                task = asyncio.create_task(lab.ask(mode=mode, deadline_ms=deadline_ms))
+                cancelled = asyncio.create_task(lab.ask(mode=mode, deadline_ms=deadline_ms))
+                await asyncio.sleep(0.045)
+                cancelled.cancel()
+                await asyncio.wait([task, cancelled])
+                task.exception()  # an answer or a typed error
+                assert lab.intake.room.held_bytes == 0
+
+    run_in_virtual_time(story())
+
+
+@pytest.mark.parametrize("room_bytes", [13, 12 + 60])
+def test_a_request_whose_boundary_has_no_room_is_answered_here(tmp_path: Path, room_bytes: int) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=replies_after(0.01)) as lab:
+            lab.intake = Intake(default_deadline_ms=10_000, inflight_bytes=room_bytes)
+            outcome = await lab.ask()
+            assert_right(outcome)
+            assert outcome.ran.placement is Placement.LOCAL
+            assert "no room" in outcome.fallback
+            assert lab.seen == []
 
     run_in_virtual_time(story())
 
