@@ -21,16 +21,17 @@ from agent.planner import Planner
 from agent.repository import Repository, ServedModel
 from agent.serve import Serve
 from agent.service import DaemonService
-from agent.systemd import notify
 from agent.uplink import Uplink
 from agent.version import VERSION
 from split.codec.image import image_fingerprint
 from split.codec.payload import CODECS
 from split.errors import ConfigError
 from split.identity.contexts import Identity
+from split.identity.readiness import require_identity
 from split.profiles.address import HostPort
 from split.runtime.segment import OrtEngine, usable_threads
 from split.runtime.store import SegmentStore
+from split.systemd import feed_watchdog, notify
 from split.transport.channel import Channel
 from split.transport.retry import Backoff
 from split.transport.tls import dial
@@ -76,6 +77,8 @@ class Daemon:
                 ) from error
         if not config.models.is_dir():
             raise ConfigError(f"models: {config.models} is no folder; make it, or point `models` at your repository")
+        if config.companions and (warning := require_identity(self._identity(), "device")):
+            log.warning("%s", warning)
         threads = usable_threads()
         fingerprint: Fingerprint = await asyncio.to_thread(take_fingerprint)
         compute = Compute(config.emulation.slowdown)
@@ -149,17 +152,20 @@ class Daemon:
         )
         await self.http.start(config.listen.http, config.listen.unix)
         self._stack.push_async_callback(self.http.stop)
-        watchdog = asyncio.create_task(health.keep_watchdog_fed(), name="watchdog")
+        watchdog = asyncio.create_task(feed_watchdog(health.live), name="watchdog")
         self._stack.callback(watchdog.cancel)
+
+    def _identity(self) -> Identity:
+        paths = self._config.identity
+        assert paths is not None, "the configuration checks that companions come with an identity"
+        return Identity(cert=paths.cert, key=paths.key, ca=paths.ca)
 
     async def _dial(self, address: str) -> Channel:
         place = HostPort(address)
-        paths = self._config.identity
-        assert paths is not None, "the configuration checks that companions come with an identity"
         return await dial(
             place.host,
             place.port,
-            identity=Identity(cert=paths.cert, key=paths.key, ca=paths.ca),
+            identity=self._identity(),
             hello=Hello(
                 major=PROTOCOL_MAJOR,
                 minor=PROTOCOL_MINOR,

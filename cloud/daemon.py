@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
+from pathlib import Path
 
 from cloud.accept import Reception
 from cloud.admission import Admission, Bounds
@@ -20,10 +22,12 @@ from cloud.version import VERSION
 from cloud.workbench import ChildWorkbench
 from split.codec.image import image_fingerprint
 from split.codec.payload import CODECS
-from split.errors import ConfigError
-from split.identity.certificates import Identity
+from split.errors import ChannelError, ConfigError
+from split.identity.contexts import Identity
+from split.identity.readiness import require_identity
 from split.runtime.segment import OrtEngine, usable_threads
 from split.runtime.store import SegmentStore
+from split.systemd import feed_watchdog, notify
 from split.transport.tls import listen
 from split.wire.limits import DEFAULT_LIMITS
 from split.wire.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, Hello
@@ -41,8 +45,7 @@ STUCK_S = 120.0
 async def serve(config: CompanionConfig, *, stop: asyncio.Event | None = None) -> None:
     """Serve until SIGTERM or SIGINT (or `stop`); requests under way are answered before it returns.
 
-    ConfigError when a folder cannot be made, ChannelError when an address cannot be listened on, IdentityError when a
-    certificate file cannot serve.
+    ConfigError when a folder cannot be written, an address cannot be listened on or a certificate file cannot serve.
     """
     stop = stop or asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -51,7 +54,9 @@ async def serve(config: CompanionConfig, *, stop: asyncio.Event | None = None) -
     try:
         async with contextlib.AsyncExitStack() as stack:
             await _start(config, stack)
+            notify(f"READY=1\nSTATUS=serving devices on {config.listen}")
             await stop.wait()
+            notify("STOPPING=1")
             log.info("stopping")
     finally:
         for name in (signal.SIGTERM, signal.SIGINT):
@@ -61,10 +66,11 @@ async def serve(config: CompanionConfig, *, stop: asyncio.Event | None = None) -
 async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> None:
     """Start everything; what was started is stopped by `stack`, last first."""
     for key, folder in (("state_dir", config.state_dir), ("cache_dir", config.cache_dir)):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"{key}: {folder} cannot be made ({error.strerror})") from error
+        _require_writable(key, folder)
+    paths = config.identity
+    identity = Identity(cert=paths.cert, key=paths.key, ca=paths.ca)
+    if warning := require_identity(identity, "companion"):
+        log.warning("%s", warning)
     engine = OrtEngine()
     threads = usable_threads() if config.threads == "auto" else config.threads
     opened = SegmentStore(engine, threads=threads, budget_bytes=config.budget_bytes)
@@ -94,24 +100,29 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
             image=image_fingerprint(),
         )
 
+    def live() -> bool:
+        return executor.running_s < STUCK_S
+
     if config.http is not None:
-        health = HealthServer(
-            metrics=metrics, live=lambda: executor.running_s < STUCK_S, ready=lambda: not reception.leaving
-        )
+        health = HealthServer(metrics=metrics, live=live, ready=lambda: not reception.leaving)
         await health.start(config.http)
         stack.push_async_callback(health.stop)
         log.info("health and metrics on %s:%d", config.http.host, health.port)
-    paths = config.identity
-    listener = await listen(
-        config.listen.host,
-        config.listen.port,
-        identity=Identity(cert=paths.cert, key=paths.key, ca=paths.ca),
-        make_hello=hello,
-        on_channel=reception.receive,
-        max_connections=config.limits.connections,
-    )
+    try:
+        listener = await listen(
+            config.listen.host,
+            config.listen.port,
+            identity=identity,
+            make_hello=hello,
+            on_channel=reception.receive,
+            max_connections=config.limits.connections,
+        )
+    except ChannelError as error:
+        raise ConfigError(f"listen: {error}; stop what listens there, or choose another HOST:PORT") from error
     stack.push_async_callback(listener.close)
     stack.push_async_callback(lambda: reception.send_home("the companion is stopping", within_s=DRAIN_S))
+    watchdog = asyncio.create_task(feed_watchdog(live), name="watchdog")
+    stack.callback(watchdog.cancel)
     log.info(
         "isthmus-cloud listening on %s:%d threads=%d runtime=%r",
         config.listen.host,
@@ -119,3 +130,16 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
         threads,
         engine.name,
     )
+
+
+def _require_writable(key: str, folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{key}: {folder} cannot be made ({error.strerror}); choose a folder of this user's"
+        ) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"{key}: {folder} may not be written by user {os.geteuid()}; correct its owner or choose another folder"
+        )

@@ -68,6 +68,7 @@ FORBIDDEN: Final[dict[str, dict[str, str]]] = {
         "agent": LOWER,
         "cloud": LOWER,
     },
+    "split/systemd.py": {"split": "it knows nothing of ours", "agent": LOWER, "cloud": LOWER} | _NO_MODEL_TOOLS,
     "agent": {"cloud": SIDES, "onnxruntime": "only split/runtime imports the runtime"} | _NO_MODEL_TOOLS,
     "cloud": {"agent": SIDES, "onnxruntime": "only split/runtime imports the runtime"} | _NO_MODEL_TOOLS,
 }

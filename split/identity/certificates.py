@@ -20,7 +20,16 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from split.errors import IdentityError
 from split.identity.contexts import Identity, Role, role_uri
 
-__all__ = ["AUTHORITY_DAYS", "LEAF_DAYS", "Authority", "Identity", "issue", "make_authority"]
+__all__ = [
+    "AUTHORITY_DAYS",
+    "LEAF_DAYS",
+    "Authority",
+    "Identity",
+    "issue",
+    "issuer_of",
+    "make_authority",
+    "subjects_of",
+]
 
 AUTHORITY_DAYS: Final = 3650
 LEAF_DAYS: Final = 365
@@ -107,6 +116,33 @@ def issue(
     if not identity.ca.exists():
         _write_new(identity.ca, authority_pem, 0o644)
     return identity
+
+
+def issuer_of(cert: Path) -> str:
+    """Name and key of the authority that a certificate names as its issuer, for people."""
+    certificate = x509.load_pem_x509_certificate(cert.read_bytes())
+    try:
+        key = certificate.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value.key_identifier
+    except x509.ExtensionNotFound:
+        key = None
+    return _named(certificate.issuer, key)
+
+
+def subjects_of(ca: Path) -> list[str]:
+    """Names and keys of the authorities in a file, for people."""
+    found = []
+    for certificate in x509.load_pem_x509_certificates(ca.read_bytes()):
+        try:
+            key = certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value.digest
+        except x509.ExtensionNotFound:
+            key = None
+        found.append(_named(certificate.subject, key))
+    return found
+
+
+def _named(name: x509.Name, key: bytes | None) -> str:
+    """All our authorities have one name: what tells them apart is the key's identifier."""
+    return f"{name.rfc4514_string()!r} with key {key.hex()[:16] if key else 'unknown'}"
 
 
 def _builder(

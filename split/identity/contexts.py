@@ -29,6 +29,8 @@ _NO_CERTIFICATE: Final = "PEER_DID_NOT_RETURN_A_CERTIFICATE"
 _TOO_OPEN: Final = stat.S_IWGRP | stat.S_IRWXO
 """A key file may be readable by its group (how systemd and Kubernetes hand credentials over), never by everybody."""
 
+_MAKE: Final = "`isthmus-cloud init` makes a companion's files, `isthmus-cloud issue` a device's"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
@@ -94,36 +96,47 @@ def _prepare(context: ssl.SSLContext, identity: Identity) -> ssl.SSLContext:
     try:
         context.load_verify_locations(cafile=identity.ca)
     except ssl.SSLError as error:
-        raise IdentityError(f"{identity.ca} is no PEM file of certificates ({_reason(error)})") from error
+        raise IdentityError(
+            f"identity.ca: {identity.ca} must be a PEM file of the authority's certificate ({_reason(error)}); {_MAKE}"
+        ) from error
     try:
         context.load_cert_chain(identity.cert, identity.key, password=_no_password)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            text = f"the key {identity.key} does not belong to the certificate {identity.cert}: take the pair as issued"
+            text = f"identity.key: {identity.key} does not belong to the certificate {identity.cert}: take the pair as "
+            text += f"issued; {_MAKE}"
         else:
-            text = f"{identity.cert} and {identity.key} are no PEM certificate and unencrypted PEM key"
-            text += f" ({_reason(error)})"
+            text = f"identity.cert, identity.key: {identity.cert} must be a PEM certificate and {identity.key} its "
+            text += f"unencrypted PEM key ({_reason(error)}); {_MAKE}"
         raise IdentityError(text) from error
     return context
 
 
 def _require_files(identity: Identity) -> None:
-    for what, path in (("certificate", identity.cert), ("key", identity.key), ("authority", identity.ca)):
+    for key, what, path in (
+        ("cert", "certificate", identity.cert),
+        ("key", "key", identity.key),
+        ("ca", "authority", identity.ca),
+    ):
         if not path.is_file():
-            raise IdentityError(
-                f"the {what} file {path} does not exist: issue one, or correct `identity` in the config"
-            )
+            found = "is no file" if path.exists() else "does not exist"
+            raise IdentityError(f"identity.{key}: the {what} file {path} {found}; correct the path, or {_MAKE}")
         if not os.access(path, os.R_OK):
             raise IdentityError(
-                f"the {what} file {path} may not be read by user {os.geteuid()}: correct its owner or mode"
+                f"identity.{key}: the {what} file {path} may not be read by user {os.geteuid()}: correct its owner or "
+                "mode"
             )
     mode = stat.S_IMODE(identity.key.stat().st_mode)
     if mode & _TOO_OPEN:
-        raise IdentityError(f"the key file {identity.key} is open to others (mode {mode:04o}): chmod 0600 it")
+        raise IdentityError(
+            f"identity.key: the key file {identity.key} is open to others (mode {mode:04o}): chmod 0600 it"
+        )
 
 
 def _no_password() -> bytes:
-    raise IdentityError("an encrypted key cannot be used by a daemon: store the key unencrypted with mode 0600")
+    raise IdentityError(
+        "identity.key: an encrypted key cannot be used by a daemon: store the key unencrypted with mode 0600"
+    )
 
 
 def peer_of(certificate: Any, *, role: Role) -> str:

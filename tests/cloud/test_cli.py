@@ -123,19 +123,105 @@ def test_a_missing_configuration_exits_78_and_wrong_usage_2(tmp_path: Path) -> N
     assert run().returncode == 2
 
 
-def test_serving_without_certificates_or_on_a_busy_port_fails_with_one_sentence(config: Path, tmp_path: Path) -> None:
-    unready = run("serve", "--config", config)
-    assert unready.returncode == 1
-    assert str(tmp_path / "id" / "cert.pem") in unready.stderr
-    assert "Traceback" not in unready.stderr
+def refused(config: Path, env: dict[str, str] | None = None) -> str:
+    """The one sentence with which `serve` refuses to start."""
+    failed = run("serve", "--config", config, env=env)
+    assert failed.returncode == 78, failed.stderr
+    (sentence,) = [line for line in failed.stderr.splitlines() if line.startswith("isthmus-cloud: ")]
+    assert "Traceback" not in failed.stderr
+    assert failed.stdout == ""
+    return sentence
+
+
+def test_an_address_that_is_taken_or_is_none_exits_78_naming_its_key(config: Path) -> None:
     run("init", "--config", config)
     with socket.create_server(("127.0.0.1", 0)) as busy:
         address = f"127.0.0.1:{busy.getsockname()[1]}"
-        for key in ("ISTHMUS__LISTEN", "ISTHMUS__HTTP"):
-            taken = run("serve", "--config", config, env={key: address})
-            assert taken.returncode == 1, taken.stderr
-            assert address in taken.stderr
-            assert "Traceback" not in taken.stderr
+        for key, place in (("LISTEN", address), ("HTTP", address), ("LISTEN", "192.0.2.1:7"), ("HTTP", "192.0.2.1:7")):
+            said = refused(config, {f"ISTHMUS__{key}": place})
+            assert f"{key.lower()}: " in said
+            assert place in said
+
+
+@pytest.mark.parametrize("part", ["cert", "key", "ca"])
+def test_identity_files_that_are_missing_or_garbage_exit_78_naming_key_file_and_command(
+    config: Path, tmp_path: Path, part: str
+) -> None:
+    run("init", "--config", config)
+    file = tmp_path / "id" / f"{part}.pem"
+    file.write_text("nothing of the kind")
+    for what in ("garbage", "missing"):
+        said = refused(config)
+        assert f"identity.{part}" in said, what
+        assert str(file) in said
+        assert "isthmus-cloud init" in said
+        file.unlink(missing_ok=True)
+
+
+def test_a_pair_that_does_not_match_and_a_device_certificate_exit_78(config: Path, tmp_path: Path) -> None:
+    run("init", "--config", config)
+    run("issue", "camera-1", "-o", tmp_path / "camera-1", "--config", config)
+    device = {
+        f"ISTHMUS__IDENTITY__{part.upper()}": str(tmp_path / "camera-1" / f"{part}.pem") for part in ("cert", "key")
+    }
+    assert "identity.key" in refused(config, {"ISTHMUS__IDENTITY__KEY": device["ISTHMUS__IDENTITY__KEY"]})
+    assert "identity.cert" in (said := refused(config, device))
+    assert "companion" in said
+
+
+def test_an_authority_that_did_not_issue_the_certificate_exits_78(config: Path, tmp_path: Path) -> None:
+    run("init", "--config", config)
+    other = tmp_path / "other.yaml"
+    other.write_text(config.read_text().replace("state_dir: state", "state_dir: other").replace("id/", "other-id/"))
+    run("init", "--config", other)
+    said = refused(config, {"ISTHMUS__IDENTITY__CA": str(tmp_path / "other-id" / "ca.pem")})
+    assert f"identity.ca: {tmp_path / 'other-id' / 'ca.pem'} did not issue" in said
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_may_not_be_written_exits_78(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir(mode=0o500)
+    assert f"state_dir: {tmp_path / 'state'}" in refused(config)
+
+
+def test_a_file_in_the_place_of_a_folder_exits_78(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    assert f"cache_dir: {tmp_path / 'cache'}" in refused(config)
+
+
+async def test_the_service_manager_hears_ready_once_it_listens_and_stopping_at_sigterm(
+    config: Path, tmp_path: Path
+) -> None:
+    run("init", "--config", config)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(60)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "cloud.cli", "serve", "--config", str(config)),
+            stderr=asyncio.subprocess.PIPE,
+            env=os.environ | {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"},
+        )
+        try:
+            heard: list[str] = []
+
+            def hear_until(word: str) -> None:
+                while word not in heard:
+                    heard.extend(manager.recv(200).decode().splitlines())
+
+            await asyncio.to_thread(hear_until, "READY=1")
+            assert process.stderr is not None
+            port, _ = await ports(process.stderr)  # at READY the line is written: nothing is waited for
+            (await asyncio.open_connection("127.0.0.1", port))[1].close()
+            heard.clear()
+            await asyncio.to_thread(hear_until, "WATCHDOG=1")
+            process.send_signal(signal.SIGTERM)
+            await asyncio.to_thread(hear_until, "STOPPING=1")
+            await process.communicate()
+            assert process.returncode == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.communicate()
 
 
 async def test_a_device_is_served_from_its_certificate_to_the_goodbye(
@@ -194,6 +280,8 @@ async def serve_one_device(port, folder, chain, feeds, process, http) -> None:
     status, text = await get(http, "/metrics")
     assert status == 200
     assert re.search(r'isthmus_cloud_requests_total\{outcome="ok"\} 1\.0', text)
+    for path, expected in (("/v2/health/ready", 200), ("/v2/health/ready?x=1", 200), ("/nowhere", 404)):
+        assert (await get(http, path))[0] == expected
     stranger = Identity(cert=identity.cert, key=identity.key, ca=folder / "nobody.pem")
     with pytest.raises(IdentityError):
         await dial("127.0.0.1", port, identity=stranger, hello=greeting, timeout_s=10)

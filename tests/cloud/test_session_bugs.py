@@ -1,4 +1,4 @@
-"""A bug of ours, or no memory, in one request or one set-up: refused INTERNAL, logged with its traceback, and no more."""
+"""A bug of ours, or no memory, in one request or set-up: refused INTERNAL, logged with its traceback, and no more."""
 
 from __future__ import annotations
 

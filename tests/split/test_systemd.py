@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from pathlib import Path
 
 import pytest
 
-from agent.systemd import notify, watchdog_period_s
+from split.systemd import feed_watchdog, notify, watchdog_period_s
+from split.transport.virtual_time import run_in_virtual_time
 
 
 def test_a_message_reaches_the_notify_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,3 +56,36 @@ def test_the_watchdog_is_fed_twice_per_period(
     monkeypatch.setenv("WATCHDOG_USEC", usec)
     monkeypatch.setenv("WATCHDOG_PID", pid)
     assert watchdog_period_s() == period_s
+
+
+def test_the_watchdog_is_fed_while_the_program_says_that_it_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        monkeypatch.setenv("WATCHDOG_USEC", "20000000")
+        monkeypatch.delenv("WATCHDOG_PID", raising=False)
+        alive = True
+
+        async def main() -> None:
+            nonlocal alive
+            task = asyncio.create_task(feed_watchdog(lambda: alive))
+            await asyncio.sleep(25)  # virtual: fed at 0, 10 and 20
+            alive = False
+            await asyncio.sleep(100)
+            task.cancel()
+
+        run_in_virtual_time(main())
+        heard = 0
+        try:
+            while manager.recv(100) == b"WATCHDOG=1":
+                heard += 1
+        except BlockingIOError:
+            pass
+        assert heard == 3
+
+
+def test_without_a_watchdog_nothing_is_fed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WATCHDOG_USEC", raising=False)
+    run_in_virtual_time(feed_watchdog(lambda: True))

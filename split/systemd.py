@@ -1,12 +1,14 @@
 """The service manager's notification protocol: one datagram per message to `$NOTIFY_SOCKET`, nothing where it is unset.
 
-See sd_notify(3). Not a dependency: twenty lines do all that the daemon needs.
+See sd_notify(3). Not a dependency: thirty lines do all that the two programs need. Podman listens to it as well.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
+from collections.abc import Callable
 
 
 def notify(message: str) -> None:
@@ -30,3 +32,13 @@ def watchdog_period_s() -> float | None:
     if not usec.isdigit() or (pid and pid != str(os.getpid())):
         return None
     return int(usec) / 2e6
+
+
+async def feed_watchdog(alive: Callable[[], bool]) -> None:
+    """Tell the service manager that this process is `alive`, as often as it asked to hear it; ends at once where it did
+    not ask. Run as a task of the event loop whose turning is part of being alive."""
+    period_s = watchdog_period_s()
+    while period_s is not None:
+        if alive():
+            notify("WATCHDOG=1")
+        await asyncio.sleep(period_s)
