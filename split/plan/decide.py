@@ -1,28 +1,23 @@
-"""The decision: one vectorised prediction over all plans of a model, masks for what may not run, one named comparison.
+"""The decision: the prediction of all plans (`predict.py`), masks for what may not run, one named comparison.
 
-    latency = queue_edge + image + α·head + encode + rtt + up·bytes + queue_cloud + β·(decode + tail)
-            + down·bytes + reply
-
-Device stages are multiplied by the emulated slowdown. Risk is the same quantity at mean + `QUANTILE_SIGMAS` · σ and is
-what is held against the deadline. Pure: nothing is remembered here (the last choice comes in as `incumbent`).
+Held against the deadline are a plan's risk and its way out, which it must have where any has one. Pure: nothing is
+remembered here (the last choice comes in as `incumbent`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, overload
 
 import numpy as np
 
 from split.errors import InvalidRequest
-from split.plan.observation import Flags, Floats, Observation
+from split.plan.observation import Flags, Observation
 from split.plan.plan import LOCAL, Decision, Placement, PlanEstimate, RequestFacts
+from split.plan.predict import QUANTILE_SIGMAS, Prediction, predict
 from split.plan.table import Column, PlanTable
 from split.profiles.contract import PRIVACY_ORDER
 
-QUANTILE_SIGMAS: Final = 2.0
-"""97.7 % of a normal distribution: a contract speaks of p99, and the local finish is started in time anyway."""
 RUNNERS_UP: Final = 5
 
 CLIMB_RATIO: Final = 0.03
@@ -41,7 +36,8 @@ LOCAL_ROW: Final = 0
 def decide(table: PlanTable, observation: Observation, facts: RequestFacts) -> Decision:
     """Choose the plan of one request.
 
-    Least predicted among the allowed plans whose risk fits the budget; the least risk when none fits. A forced mode,
+    Least predicted among the allowed plans whose risk and whose way out fit the budget; where none is, among those
+    whose risk fits; the least risk when none does. A forced mode,
     cut or codec is respected: InvalidRequest, naming the constraint, when it can never run; local, with the reason,
     when only the companion is missing for it.
     """
@@ -55,7 +51,7 @@ def decide(table: PlanTable, observation: Observation, facts: RequestFacts) -> D
                 reason=f"{label} is expected first, in {here.predicted_ms:.1f} ms; {observation.remote_why_not}",
                 candidates=len(table),
             )
-    prediction = _predict(table, observation, facts)
+    prediction = predict(table, observation, facts)
     mask = _may_run(table, observation, facts)
     forced = facts.mode is not None or facts.cut is not None
     prefix = suffix = ""
@@ -85,86 +81,8 @@ def decide(table: PlanTable, observation: Observation, facts: RequestFacts) -> D
 def estimate_all(table: PlanTable, observation: Observation, facts: RequestFacts) -> tuple[PlanEstimate, ...]:
     """Every plan of the table, in its order, forbidden ones with their reason. Needs a companion in the observation."""
     assert observation.remote is not None
-    prediction = _predict(table, observation, facts)
+    prediction = predict(table, observation, facts)
     return tuple(_estimate(table, observation, facts, prediction, row) for row in range(len(table)))
-
-
-# -- prediction ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Prediction:
-    scale: float
-    """Size of this request's inputs, relative to those that the costs hold for."""
-    units: Floats
-    """[Column]: ms per unit of each column of `PlanTable.costs`."""
-    mean_ms: Floats
-    risk_ms: Floats
-
-
-def _predict(table: PlanTable, observation: Observation, facts: RequestFacts) -> _Prediction:
-    scale = facts.input_bytes / table.input_bytes if table.input_bytes and facts.input_bytes else 1.0
-    units = _units(observation, facts, scale)
-    mean_ms = units @ table.costs
-    variance = _variance_units(observation, facts, scale) @ table.spread
-    # Rounding may leave a certain plan a hair below zero.
-    risk_ms = mean_ms + QUANTILE_SIGMAS * np.sqrt(np.maximum(variance, 0.0))
-    return _Prediction(scale=scale, units=units, mean_ms=mean_ms, risk_ms=risk_ms)
-
-
-def _units(observation: Observation, facts: RequestFacts, scale: float) -> Floats:
-    """Milliseconds per unit of every `Column`, in its order; the cloud's are 0 without a companion."""
-    device = observation.slowdown * scale
-    codec, head = device * observation.codec_ratio, device * observation.alpha
-    image = observation.slowdown * observation.image_ratio * observation.image_ms if facts.encoded_bytes else 0.0
-    remote = observation.remote
-    if remote is None:
-        return np.array([observation.edge_queue_ms, image, codec, 0.0, 0.0, 0.0, 0.0, 0.0, codec, head, 0.0])
-    link = remote.link
-    return np.array(
-        [
-            observation.edge_queue_ms,
-            image,
-            codec,
-            link.rtt_ms + remote.queue_ms,
-            link.up_ms_per_byte * scale,
-            link.down_ms_per_byte * scale,
-            remote.beta * remote.speed_ratio * scale,
-            remote.beta * remote.image_ms + link.up_ms_per_byte * facts.encoded_bytes,
-            codec,
-            head,
-            remote.beta * scale,
-        ]
-    )
-
-
-def _variance_units(observation: Observation, facts: RequestFacts, scale: float) -> Floats:
-    """σ² per unit of every row of `PlanTable.spread`.
-
-    Compute: (α·σ_α·head)² + (β·σ_β·tail)². Link: h·P·h for h = (1, up + encoded, down), expanded; the queue's σ² on
-    top. Device, link and cloud are independent, so that their variances add up.
-    """
-    head = observation.alpha * observation.alpha_sigma * observation.slowdown * scale
-    remote = observation.remote
-    if remote is None:
-        return np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, head * head, 0.0])
-    rr, ru, rd, uu, ud, dd = remote.link.covariance
-    e, square = float(facts.encoded_bytes), scale * scale
-    tail = remote.beta * remote.beta_sigma * scale
-    return np.array(
-        [
-            rr + remote.queue_sigma_ms * remote.queue_sigma_ms,
-            2.0 * ru * scale,
-            2.0 * rd * scale,
-            uu * square,
-            2.0 * ud * square,
-            dd * square,
-            2.0 * ru * e + uu * e * e,
-            2.0 * ud * e * scale,
-            head * head,
-            tail * tail,
-        ]
-    )
 
 
 # -- what may run -------------------------------------------------------------------------------------------------
@@ -260,21 +178,22 @@ def _wish_text(facts: RequestFacts) -> str:
 
 
 def _best(
-    table: PlanTable, prediction: _Prediction, order: list[int], budget_ms: float, incumbent: int | None
+    table: PlanTable, prediction: Prediction, order: list[int], budget_ms: float, incumbent: int | None
 ) -> tuple[int, str]:
     """The row to run and why. `order`: rows that may run, least predicted first. `incumbent`: what a challenger must
     beat; None compares without stickiness."""
-    mean, risk = prediction.mean_ms, prediction.risk_ms
-    row = next((row for row in order if risk[row] <= budget_ms), None)
+    mean, risk, way_out = prediction.mean_ms, prediction.risk_ms, prediction.way_out_ms
+    row = next((row for row in order if risk[row] <= budget_ms and way_out[row] <= budget_ms), None)
     if row is None:
-        row = min(order, key=risk.__getitem__)
-        return row, (
-            f"no plan is sure to meet the budget of {budget_ms:.1f} ms; {table.labels[row]} has the least risk: "
-            f"expected in {mean[row]:.1f} ms, {risk[row]:.1f} ms at worst"
-        )
+        return _best_chance(table, prediction, order, budget_ms)
     taken = float(mean[row])
-    late = f"; {table.labels[order[0]]} may take {risk[order[0]]:.1f} ms, over the budget" if row != order[0] else ""
-    if incumbent is None or row == incumbent or incumbent not in order or risk[incumbent] > budget_ms:
+    first, late = order[0], ""
+    if row != first and risk[first] > budget_ms:
+        late = f"; {table.labels[first]} may take {risk[first]:.1f} ms, over the budget"
+    elif row != first:
+        late = f"; {table.labels[first]} would end here after {way_out[first]:.1f} ms should the companion fail"
+    gone = incumbent is None or incumbent not in order or max(risk[incumbent], way_out[incumbent]) > budget_ms
+    if incumbent is None or gone or row == incumbent:
         return row, f"{table.labels[row]} is expected first, in {taken:.1f} ms{late}"
     kept = float(mean[incumbent])
     if kept - taken < _must_gain_ms(prediction, incumbent, row):
@@ -288,7 +207,23 @@ def _best(
     )
 
 
-def _must_gain_ms(prediction: _Prediction, incumbent: int, challenger: int) -> float:
+def _best_chance(table: PlanTable, prediction: Prediction, order: list[int], budget_ms: float) -> tuple[int, str]:
+    """The row to run where none is sure to be answered in time whatever the companion does, and why."""
+    mean, risk, way_out = prediction.mean_ms, prediction.risk_ms, prediction.way_out_ms
+    row = next((row for row in order if risk[row] <= budget_ms), None)
+    if row is not None:
+        return row, (
+            f"{table.labels[row]} is expected in {mean[row]:.1f} ms; no plan is sure to be answered here within "
+            f"{budget_ms:.1f} ms should the companion fail (this one after {way_out[row]:.1f} ms)"
+        )
+    row = min(order, key=risk.__getitem__)
+    return row, (
+        f"no plan is sure to meet the budget of {budget_ms:.1f} ms; {table.labels[row]} has the least risk: "
+        f"expected in {mean[row]:.1f} ms, {risk[row]:.1f} ms at worst"
+    )
+
+
+def _must_gain_ms(prediction: Prediction, incumbent: int, challenger: int) -> float:
     """How much faster the challenger must be expected than the incumbent (which may run and fits the deadline).
 
     Asymmetric. Back to local: nothing, at once, since local needs nobody. To any other plan: 3 % and 0.2 ms (below
@@ -304,7 +239,7 @@ def _must_gain_ms(prediction: _Prediction, incumbent: int, challenger: int) -> f
 
 
 def _bound(
-    table: PlanTable, observation: Observation, facts: RequestFacts, prediction: _Prediction, row: int, mask: Flags
+    table: PlanTable, observation: Observation, facts: RequestFacts, prediction: Prediction, row: int, mask: Flags
 ) -> str:
     """The constraint that bound: the fastest plan that may not run, where it beats the chosen one; "" otherwise."""
     if observation.remote is None:
@@ -351,7 +286,7 @@ class _RunnersUp(Sequence[PlanEstimate]):
         table: PlanTable,
         observation: Observation,
         facts: RequestFacts,
-        prediction: _Prediction,
+        prediction: Prediction,
         rows: list[int],
     ) -> None:
         self._from = (table, observation, facts, prediction)
@@ -371,7 +306,7 @@ class _RunnersUp(Sequence[PlanEstimate]):
 
 
 def _estimate(
-    table: PlanTable, observation: Observation, facts: RequestFacts, prediction: _Prediction, row: int
+    table: PlanTable, observation: Observation, facts: RequestFacts, prediction: Prediction, row: int
 ) -> PlanEstimate:
     parts = (prediction.units * table.costs[:, row]).tolist()
     remote = observation.remote

@@ -45,6 +45,8 @@ class Column(IntEnum):
     """ms of device compute: the head, or the whole for local; 0 for offload."""
     TAIL = 10
     """ms of cloud compute: the tail, or the whole for offload; 0 for local. As measured here until `with_compute`."""
+    FINISH = 11
+    """ms of device compute that would still be missing if the companion failed: the tail, or the whole for offload."""
 
 
 _SPREAD_HEAD, _SPREAD_TAIL = 8, 9
@@ -71,6 +73,9 @@ class PlanTable:
     """Plans that do not need the input to have come encoded."""
     input_bytes: int
     """Dense bytes of the inputs that the costs hold for; 0 where the shapes are fixed (costs do not scale)."""
+    offloads: Flags
+    finishes_here: bool
+    """Whether the contract wants an answer of the device where the companion fails."""
     cuts: frozenset[CutId]
     """Every cut of the card, measured or not."""
 
@@ -87,6 +92,7 @@ class PlanTable:
         costs, spread = self.costs.copy(), self.spread.copy()
         if head_ms is not None:
             costs[Column.HEAD], spread[_SPREAD_HEAD] = head_ms, head_ms * head_ms
+            costs[Column.FINISH, self.offloads] = head_ms[0]
         if tail_ms is not None:
             costs[Column.TAIL], spread[_SPREAD_TAIL] = tail_ms, tail_ms * tail_ms
         return replace(self, costs=costs, spread=spread)
@@ -103,7 +109,7 @@ class PlanTable:
         # A local-only input forbids all that is computed from it; which tensors are is not known, so everything.
         local_only = contract.strictest_privacy() == "local-only"
         contract_level = 2 if local_only else PRIVACY_ORDER.index(contract.data.privacy)
-        rows = [_Row(plan=LOCAL, head_ms=profile.whole_ms)]
+        rows = [_Row(plan=LOCAL, head_ms=profile.whole_ms, finish_ms=0.0)]
         for cut in card.cuts:
             measured = costs_of.get(cut.id)
             if measured is None:
@@ -114,6 +120,7 @@ class PlanTable:
                     plan=Plan(placement=Placement.SPLIT, cut=cut.id, codec=codec.codec),
                     head_ms=measured.head_ms,
                     tail_ms=measured.tail_ms,
+                    finish_ms=measured.tail_ms,
                     codec=codec,
                     down=down,
                     depth=cut.compute_share,
@@ -126,6 +133,7 @@ class PlanTable:
             _Row(
                 plan=Plan(placement=Placement.OFFLOAD, codec=codec.codec),
                 tail_ms=profile.whole_ms,
+                finish_ms=profile.whole_ms,
                 codec=codec,
                 down=profile.output_bytes,
                 raw_inputs=every_input,
@@ -138,6 +146,7 @@ class PlanTable:
                 _Row(
                     plan=Plan(placement=Placement.OFFLOAD, codec="encoded"),
                     tail_ms=profile.whole_ms,
+                    finish_ms=profile.whole_ms,
                     down=profile.output_bytes,
                     raw_inputs=every_input,
                 )
@@ -158,6 +167,8 @@ class PlanTable:
             why_not=reasons,
             labels=tuple(str(row.plan) for row in rows),
             sends_tensors=np.array([row.plan.codec != "encoded" for row in rows]),
+            offloads=np.array([row.plan.placement is Placement.OFFLOAD for row in rows]),
+            finishes_here=contract.behaviour.fallback.strategy != "fail",
             input_bytes=_scaling_bytes(card, profile),
             cuts=frozenset(cut.id for cut in card.cuts),
         )
@@ -166,6 +177,7 @@ class PlanTable:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
     plan: Plan
+    finish_ms: float
     head_ms: float = 0.0
     tail_ms: float = 0.0
     codec: CodecCosts | None = None
@@ -233,6 +245,7 @@ def _costs(rows: list[_Row], reply_ms_per_byte: float) -> Floats:
         costs[Column.REPLY, i] = row.down * reply_ms_per_byte
         costs[Column.HEAD, i] = row.head_ms
         costs[Column.TAIL, i] = row.tail_ms
+        costs[Column.FINISH, i] = row.finish_ms
     return costs
 
 

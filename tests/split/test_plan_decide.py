@@ -14,7 +14,7 @@ from split.plan.decide import decide, estimate_all
 from split.plan.observation import LinkEstimate, Observation, RemoteView
 from split.plan.plan import LOCAL, LOSSLESS_CODECS, Placement, Plan, PlanEstimate, RequestFacts
 from split.plan.table import PlanTable
-from split.profiles.contract import Contract, Data, Fidelity, InputContract
+from split.profiles.contract import Behaviour, Contract, Data, Fallback, Fidelity, InputContract
 from split.profiles.image_spec import ImageSpec
 from split.profiles.measured import CodecCosts, CutCosts, ModelProfile
 from split.tensor import TensorSpec
@@ -274,6 +274,66 @@ def test_a_plan_whose_risk_is_over_the_budget_gives_way_to_a_sure_one(budget_ms:
     table, state = with_gain(10.0, offload("raw"), sigma_ms=20.0)
     decision = decide(table, state, dataclasses.replace(FACTS, budget_ms=budget_ms))
     assert decision.chosen.plan == chosen
+
+
+# Ways out by hand, queue 5, device 2.5 × the table, what is missing + 5 %, + 8 ms:
+#   early int8 5 + 50 + 4 + 210 + 8 = 277 (203 expected) · early raw 5 + 50 + 1 + 210 + 8 = 274 (230)
+#   late raw 5 + 175 + 1 + 78.75 + 8 = 267.75 (250) · local 255, which needs none
+# With a picture, 21 ms more each, and encoded 5 + 21 + 262.5 + 8 = 296.5 (180).
+@pytest.mark.parametrize(
+    ("facts", "budget_ms", "chosen"),
+    [
+        (FACTS, 277.1, split_at(EARLY, "int8")),
+        (FACTS, 276.9, split_at(EARLY, "raw")),
+        (FACTS, 273.9, split_at(LATE, "raw")),
+        (FACTS, 267.7, LOCAL),
+        (FACTS, 255.1, LOCAL),
+        (PICTURE, 296.6, offload("encoded")),
+        (PICTURE, 296.4, split_at(EARLY, "raw")),
+    ],
+)
+def test_a_plan_that_could_not_be_finished_here_in_time_gives_way_to_one_that_could(
+    facts: RequestFacts, budget_ms: float, chosen: Plan
+) -> None:
+    decision = decide(TABLE, STATE, dataclasses.replace(facts, budget_ms=budget_ms))
+    assert decision.chosen.plan == chosen
+    assert ("should the companion fail" in decision.reason) is (budget_ms not in (277.1, 296.6))
+
+
+def test_where_no_plan_has_a_way_out_the_best_chance_is_taken_and_the_reason_says_so() -> None:
+    decision = decide(TABLE, STATE, dataclasses.replace(FACTS, budget_ms=254.0))
+    assert decision.chosen.plan == split_at(EARLY, "int8")
+    assert "no plan is sure to be answered here within 254.0 ms" in decision.reason
+
+
+def test_a_forced_plan_is_respected_without_a_way_out_too() -> None:
+    decision = decide(TABLE, STATE, force(cut=LATE, budget_ms=255.1))
+    assert decision.chosen.plan == split_at(LATE, "raw")
+    assert "should the companion fail" in decision.reason
+
+
+def test_an_incumbent_without_a_way_out_is_left_without_a_threshold() -> None:
+    table, state = with_gain(1.0, offload("raw"))
+    # local takes 100 ms; offload 99, but 1.05 · 100 + 8 ms should the companion fail
+    assert decide(table, state, dataclasses.replace(FACTS, budget_ms=114.0)).chosen.plan == offload("raw")
+    assert decide(table, state, dataclasses.replace(FACTS, budget_ms=112.0)).chosen.plan == LOCAL
+
+
+def test_a_contract_that_wants_no_local_finish_asks_for_no_way_out() -> None:
+    wants_none = Contract(data=contract().data, behaviour=Behaviour(fallback=Fallback(strategy="fail")))
+    table = PlanTable.build(CARD, PROFILE, wants_none)
+    assert decide(table, STATE, dataclasses.replace(FACTS, budget_ms=256.0)).chosen.plan == split_at(EARLY, "int8")
+
+
+def test_a_better_known_whole_is_what_an_offload_would_have_to_run_here() -> None:
+    head_ms = TABLE.costs[9].copy()
+    head_ms[0] = 80.0
+    table = TABLE.with_compute(head_ms=head_ms, tail_ms=np.zeros(len(TABLE)))
+    state = dataclasses.replace(STATE, edge_queue_ms=0.0)
+    # 0 + 21 + 2.5 · 80 · 1.05 + 8 = 239
+    enough, short = (dataclasses.replace(PICTURE, budget_ms=budget_ms) for budget_ms in (239.1, 238.9))
+    assert decide(table, state, enough).chosen.plan == offload("encoded")
+    assert decide(table, state, short).chosen.plan != offload("encoded")
 
 
 @pytest.mark.parametrize(("found", "allowed"), [(0.0499, True), (0.05, True), (0.0501, False), (float("nan"), False)])

@@ -1,0 +1,116 @@
+"""What every plan of a model would cost in the state of this moment: one vectorised sum over the table.
+
+    latency = queue_edge + image + α·head + encode + rtt + up·bytes + queue_cloud + β·(decode + tail)
+            + down·bytes + reply
+
+Device stages are multiplied by the emulated slowdown. Risk is the same quantity at mean + `QUANTILE_SIGMAS` · σ. The
+way out is the end of a local finish that begins when nothing has come back:
+
+    way out = queue_edge + image + α·head + encode + α·(what is missing) + margins
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from split.plan.observation import Floats, Observation
+from split.plan.plan import RequestFacts
+from split.plan.slack import MARGIN_MS, MARGIN_RATIO
+from split.plan.table import Column, PlanTable
+
+QUANTILE_SIGMAS: Final = 2.0
+"""97.7 % of a normal distribution: a contract speaks of p99, and the local finish is started in time anyway."""
+
+_NOTHING: Final = [0.0] * len(Column)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """One number for each plan of a table, in its order."""
+
+    scale: float
+    """Size of this request's inputs, relative to those that the costs hold for."""
+    units: Floats
+    """[Column]: ms per unit of each column of `PlanTable.costs`."""
+    mean_ms: Floats
+    risk_ms: Floats
+    way_out_ms: Floats
+    """When the device would be through with the request if the companion never answered; zeros where the contract
+    wants no such finish."""
+
+
+def predict(table: PlanTable, observation: Observation, facts: RequestFacts) -> Prediction:
+    """All plans of the table at once."""
+    scale = facts.input_bytes / table.input_bytes if table.input_bytes and facts.input_bytes else 1.0
+    expected = _units(observation, facts, scale)
+    units = np.array((expected, _way_out_units(expected) if table.finishes_here else _NOTHING))
+    mean_ms, way_out_ms = units @ table.costs
+    variance = _variance_units(observation, facts, scale) @ table.spread
+    # Rounding may leave a certain plan a hair below zero.
+    risk_ms = mean_ms + QUANTILE_SIGMAS * np.sqrt(np.maximum(variance, 0.0))
+    return Prediction(scale=scale, units=units[0], mean_ms=mean_ms, risk_ms=risk_ms, way_out_ms=way_out_ms)
+
+
+def _units(observation: Observation, facts: RequestFacts, scale: float) -> list[float]:
+    """Milliseconds per unit of every `Column`, in its order; the cloud's are 0 without a companion."""
+    device = observation.slowdown * scale
+    codec, head = device * observation.codec_ratio, device * observation.alpha
+    image = observation.slowdown * observation.image_ratio * observation.image_ms if facts.encoded_bytes else 0.0
+    remote = observation.remote
+    if remote is None:
+        return [observation.edge_queue_ms, image, codec, 0.0, 0.0, 0.0, 0.0, 0.0, codec, head, 0.0, 0.0]
+    link = remote.link
+    return [
+        observation.edge_queue_ms,
+        image,
+        codec,
+        link.rtt_ms + remote.queue_ms,
+        link.up_ms_per_byte * scale,
+        link.down_ms_per_byte * scale,
+        remote.beta * remote.speed_ratio * scale,
+        remote.beta * remote.image_ms + link.up_ms_per_byte * facts.encoded_bytes,
+        codec,
+        head,
+        remote.beta * scale,
+        0.0,
+    ]
+
+
+def _way_out_units(expected: list[float]) -> list[float]:
+    """The same for `Prediction.way_out_ms`: only what the device does, a picture that travelled prepared here after
+    all, and the margins that `slack.py` keeps."""
+    queue, image, encode, *_, head, _, _ = expected
+    missing = head * (1 + MARGIN_RATIO)
+    return [queue, image, encode, MARGIN_MS, 0.0, 0.0, 0.0, image, 0.0, head, 0.0, missing]
+
+
+def _variance_units(observation: Observation, facts: RequestFacts, scale: float) -> Floats:
+    """σ² per unit of every row of `PlanTable.spread`.
+
+    Compute: (α·σ_α·head)² + (β·σ_β·tail)². Link: h·P·h for h = (1, up + encoded, down), expanded; the queue's σ² on
+    top. Device, link and cloud are independent, so that their variances add up.
+    """
+    head = observation.alpha * observation.alpha_sigma * observation.slowdown * scale
+    remote = observation.remote
+    if remote is None:
+        return np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, head * head, 0.0])
+    rr, ru, rd, uu, ud, dd = remote.link.covariance
+    e, square = float(facts.encoded_bytes), scale * scale
+    tail = remote.beta * remote.beta_sigma * scale
+    return np.array(
+        [
+            rr + remote.queue_sigma_ms * remote.queue_sigma_ms,
+            2.0 * ru * scale,
+            2.0 * rd * scale,
+            uu * square,
+            2.0 * ud * square,
+            dd * square,
+            2.0 * ru * e + uu * e * e,
+            2.0 * ud * e * scale,
+            head * head,
+            tail * tail,
+        ]
+    )
