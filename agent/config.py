@@ -68,6 +68,15 @@ class Limits(_Section, frozen=True, kw_only=True):
     hundred 224 × 224 pictures as tensors, a quarter of a 1 GB board."""
 
 
+class Workbench(_Section, frozen=True, kw_only=True):
+    timeout_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 300.0
+    """Seconds for cutting or measuring one model in its child process; either takes seconds to a minute, and what needs
+    five minutes hangs and is ended."""
+    memory_bytes: Annotated[int, msgspec.Meta(ge=256 << 20)] | None = None
+    """Bytes of memory that the child process may fill; off: 4 GiB and 8 for each byte of the model's files, at most
+    three quarters of what the machine has."""
+
+
 class Link(_Section, frozen=True, kw_only=True):
     probe_bytes_per_hour: Annotated[int, msgspec.Meta(ge=0)] = 2_000_000
     """Bytes that probes of an idle link may cost; 2 MB an hour are 4.4 kbit/s. 0: only real traffic teaches."""
@@ -104,6 +113,7 @@ class AgentConfig(_Section, frozen=True, kw_only=True):
     limits: Limits = Limits()
     budget_bytes: _Bytes = 1 << 30
     """Bytes that opened segments may take in memory; beyond it the least used are closed. 1 GiB fits a 2 GB board."""
+    workbench: Workbench = Workbench()
     link: Link = Link()
     power: Power = Power()
     emulation: Emulation = Emulation()

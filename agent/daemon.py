@@ -109,6 +109,8 @@ class Daemon:
             folder=config.models,
             cache_dir=config.cache_dir,
             store=store,
+            timeout_s=config.workbench.timeout_s,
+            memory_bytes=config.workbench.memory_bytes,
             warm_up=golden.warm_up,
             runtime=self._engine.name,
             machine=fingerprint.digest,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,6 +22,7 @@ from agent.http_guard import Guard, HttpRefusal
 from agent.http_listen import UnixListener, open_tcp, open_unix, parse_address
 from agent.version import VERSION
 from split.errors import InvalidRequest, IsthmusError, TooLarge, UnknownModel, UnsupportedRequest
+from split.ids import MODEL_NAME, MODEL_NAME_IN_WORDS
 from split.oip.infer import ModelMetadata, OipRequest, OipResponse
 from split.oip.request import parse_infer
 from split.oip.response import build_response
@@ -42,8 +42,6 @@ EXTENSIONS: Final = (
 
 ADMIN_BODY_BYTES: Final = 64 << 10
 """Bodies of index, load and unload are a few words."""
-
-_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
 
 class Service(Protocol):
@@ -375,8 +373,8 @@ def _only(request: web.BaseRequest, *methods: str) -> None:
 
 
 def _name(name: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise UnknownModel("a model's name has 1 to 128 letters, digits, '.', '_' or '-', and no '.' in front")
+    if not MODEL_NAME.fullmatch(name):
+        raise UnknownModel(f"a model's name has {MODEL_NAME_IN_WORDS}")
     return name
 
 

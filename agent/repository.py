@@ -1,15 +1,16 @@
 """The device's models: what lies in the repository folder, brought to READY one after the other.
 
 Layout as Triton has it: `MODELS/<name>/<version>/model.onnx`, beside the versions `contract.yaml` and `golden/`.
-A model is READY as soon as the whole runs here; cutting and profiling go on in a child process meanwhile, and until
-they are done the model answers locally. A model that cannot be used is UNAVAILABLE and says why; the daemon lives.
+Every first look at a model is a child process's (`split/workbench`): it is read and cut there, then opened and run
+there, before this process opens it. READY as soon as the whole runs here; profiling goes on in a child meanwhile, and
+until it is done the model answers locally. What cannot be used is UNAVAILABLE and says why; the daemon lives.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from agent.model_folders import ModelFolder, find_models
 from split.codec.image import ImageSpec
 from split.errors import InvalidModel, IsthmusError, ModelUnavailable, UnknownModel
 from split.graph.card import ModelCard, file_is, read_sound_card
@@ -29,10 +31,6 @@ from split.tensor import TensorSpec
 from split.workbench.child import run_child
 
 log = logging.getLogger(__name__)
-
-PREPARE_TIMEOUT_S = 300.0
-PROFILE_TIMEOUT_S = 300.0
-"""Cutting and profiling take seconds to a minute; a child that needs five minutes hangs and is ended."""
 
 
 class ModelState(StrEnum):
@@ -129,19 +127,8 @@ class Entry:
     """What the workbench is doing, for `isthmus status`; empty when idle."""
     model: ServedModel | None = None
     task: asyncio.Task[None] | None = field(default=None, repr=False)
-
-
-def find_models(folder: Path) -> dict[ModelName, tuple[str, Path]]:
-    """name → (newest version, its model.onnx) for everything that looks like a model in the repository."""
-    found: dict[ModelName, tuple[str, Path]] = {}
-    if not folder.is_dir():
-        return found
-    for place in sorted(folder.iterdir()):
-        versions = [v for v in place.iterdir() if v.name.isdigit() and v.is_dir()] if place.is_dir() else []
-        if versions and not place.name.startswith("."):
-            newest = max(versions, key=lambda v: int(v.name))
-            found[ModelName(place.name)] = (newest.name, newest / "model.onnx")
-    return found
+    settled: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    """Set once it is known whether the model can be used: the state is LOADING no more."""
 
 
 def find_card(cache_dir: Path, path: Path) -> tuple[Path, ModelCard] | None:
@@ -164,7 +151,8 @@ def find_card(cache_dir: Path, path: Path) -> tuple[Path, ModelCard] | None:
 class Repository:
     """Owns the entries and the tasks that load them.
 
-    `runtime`, `machine`: what a profile must have been measured on. `on_ready` and `on_gone` tell planner and uplink.
+    `timeout_s`, `memory_bytes`: of each child process, see `run_child`. `runtime`, `machine`: what a profile must have
+    been measured on. `on_ready` and `on_gone` tell planner and uplink.
     """
 
     def __init__(
@@ -173,6 +161,8 @@ class Repository:
         folder: Path,
         cache_dir: Path,
         store: SegmentStore,
+        timeout_s: float,
+        memory_bytes: int | None,
         runtime: str,
         machine: str,
         warm_up: Callable[[ServedModel], Awaitable[None]],
@@ -182,12 +172,17 @@ class Repository:
         self._folder = folder
         self._cache_dir = cache_dir
         self._store = store
+        self._timeout_s = timeout_s
+        self._memory_bytes = memory_bytes
         self._runtime = runtime
         self._machine = machine
         self._warm_up = warm_up
         self._on_ready = on_ready
         self._on_gone = on_gone
         self._entries: dict[ModelName, Entry] = {}
+        self._changing: dict[ModelName, asyncio.Lock] = {}
+        """Of the names in the folder: one load or unload of each at a time."""
+        self._changes: set[asyncio.Task[None]] = set()
         self._bench = asyncio.Lock()
         """One model on the workbench at a time: two would disturb each other's measurements."""
 
@@ -207,39 +202,63 @@ class Repository:
         return entry.model
 
     def start(self) -> None:
-        """Begin to load everything that lies in the folder."""
-        for name in find_models(self._folder):
-            self._begin(name)
+        """Begin to load everything that lies in the folder; ConfigError when that cannot be read."""
+        for name, place in find_models(self._folder).items():
+            self._begin(name, place)
 
     async def load(self, name: str) -> None:
-        """Load (again) by name and wait until it is READY; UnknownModel, or the reason it cannot be used."""
-        known = find_models(self._folder)
-        if ModelName(name) not in known:
+        """Load (again) by name and wait until it is READY; UnknownModel, or the reason it cannot be used.
+
+        Loads of one model that come together follow one another. A caller that leaves does not stop what it began.
+        """
+        found = await asyncio.to_thread(find_models, self._folder)
+        place = found.get(ModelName(name))
+        if place is None:
             raise UnknownModel(f"failed to load {name!r}: no folder {name}/<version>/model.onnx in {self._folder}")
-        await self._stop(ModelName(name))
-        entry = self._begin(ModelName(name))
-        while entry.state is ModelState.LOADING and entry.task is not None and not entry.task.done():
-            await asyncio.wait([entry.task], timeout=0.05)
-        if entry.state is not ModelState.READY:
-            raise ModelUnavailable(f"failed to load {name!r}: {entry.reason}")
+        await self._owned(self._load(ModelName(name), place))
 
     async def unload(self, name: str) -> None:
         """Stop serving a model; its requests in flight are answered first by whoever holds them."""
-        if ModelName(name) not in self._entries:
+        entry = self._entries.get(ModelName(name))
+        if entry is None:
             raise UnknownModel(f"Request for unknown model: {name!r}")
-        await self._stop(ModelName(name))
-        self._entries[ModelName(name)].state = ModelState.UNAVAILABLE
-        self._entries[ModelName(name)].reason = "unloaded"
+        if entry.state is ModelState.LOADING and entry.task is not None:
+            entry.task.cancel()  # nobody waits for what is not wanted
+        await self._owned(self._unload(ModelName(name)))
 
     async def close(self) -> None:
+        for change in self._changes:
+            change.cancel()
+        await asyncio.gather(*self._changes, return_exceptions=True)
         for name in list(self._entries):
             await self._stop(name)
 
-    def _begin(self, name: ModelName) -> Entry:
-        version, path = find_models(self._folder)[name]
-        entry = Entry(name=name, version=version, path=path)
+    async def _owned(self, change: Coroutine[None, None, None]) -> None:
+        """Wait for a change that goes on when the one who waits is cancelled; `close` ends it."""
+        task = asyncio.create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        task.add_done_callback(_retrieved)
+        await asyncio.shield(task)
+
+    async def _load(self, name: ModelName, place: ModelFolder) -> None:
+        async with self._changing.setdefault(name, asyncio.Lock()):
+            await self._stop(name)
+            entry = self._begin(name, place)
+            await entry.settled.wait()
+            if entry.state is not ModelState.READY:
+                raise ModelUnavailable(f"failed to load {name!r}: {entry.reason}")
+
+    async def _unload(self, name: ModelName) -> None:
+        async with self._changing.setdefault(name, asyncio.Lock()):
+            await self._stop(name)
+            entry = self._entries[name]
+            entry.state, entry.reason = ModelState.UNAVAILABLE, "unloaded"
+
+    def _begin(self, name: ModelName, place: ModelFolder) -> Entry:
+        entry = Entry(name=name, version=place.version, path=place.path)
         self._entries[name] = entry
-        entry.task = asyncio.create_task(self._bring_up(entry), name=f"load {name}")
+        entry.task = asyncio.create_task(self._bring_up(entry, place.why_not), name=f"load {name}")
         return entry
 
     async def _stop(self, name: ModelName) -> None:
@@ -256,8 +275,10 @@ class Repository:
             self._store.forget(entry.model.folder)
             entry.model = None
 
-    async def _bring_up(self, entry: Entry) -> None:
+    async def _bring_up(self, entry: Entry, why_not: str) -> None:
         try:
+            if why_not:
+                raise InvalidModel(why_not)
             await self._to_ready(entry)
             await self._to_profiled(entry)
         except IsthmusError as error:
@@ -274,6 +295,9 @@ class Repository:
                 entry.state = ModelState.UNAVAILABLE
         finally:
             entry.progress = ""
+            if entry.state is ModelState.LOADING:  # cancelled
+                entry.state, entry.reason = ModelState.UNAVAILABLE, "loading was stopped"
+            entry.settled.set()
 
     async def _to_ready(self, entry: Entry) -> None:
         """Card, contract, the whole opened and run once."""
@@ -281,6 +305,9 @@ class Repository:
             raise InvalidModel(f"{entry.path} is not there; a version folder holds the file model.onnx")
         async with self._bench:
             folder, card = await self._card(entry)
+            profile = self._profile(folder, card.digest)
+            if profile is None:  # else it has run here, on this runtime: that was measured
+                await self._child(entry, "probe")
         contract_path = entry.path.parent.parent / "contract.yaml"
         contract = load_contract(contract_path) if contract_path.is_file() else default_contract(card)
         check_contract(contract, card, path=contract_path)
@@ -292,11 +319,12 @@ class Repository:
             images=contract.encoded(),
             labels=load_labels(contract, contract_path.parent),
             folder=folder,
-            profile=self._profile(folder, card.digest),
+            profile=profile,
             store=self._store,
         )
         await self._warm_up(model)
         entry.model, entry.state = model, ModelState.READY
+        entry.settled.set()
         log.info("model=%s version=%s ready, %d cuts", entry.name, entry.version, len(card.cuts))
 
     async def _to_profiled(self, entry: Entry) -> None:
@@ -331,5 +359,16 @@ class Repository:
         def show(label: str, ratio: float) -> None:
             entry.progress = f"{command}: {label} ({ratio:.0%})"
 
-        timeout_s = PREPARE_TIMEOUT_S if command == "prepare" else PROFILE_TIMEOUT_S
-        await run_child([command, str(entry.path), *arguments], timeout_s=timeout_s, on_progress=show)
+        entry.progress = command
+        await run_child(
+            [command, str(entry.path), *arguments],
+            timeout_s=self._timeout_s,
+            memory_bytes=self._memory_bytes,
+            on_progress=show,
+        )
+
+
+def _retrieved(task: asyncio.Task[None]) -> None:
+    """An error that its caller did not wait for is told by the entry's reason, not by the event loop."""
+    if not task.cancelled():
+        task.exception()

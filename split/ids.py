@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 from typing import Final, NewType
 
 ModelName = NewType("ModelName", str)
-"""Folder name in the model repository, `[A-Za-z0-9._-]{1,128}`, not starting with a dot."""
+"""Folder name in the model repository, a `MODEL_NAME`."""
+
+MODEL_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+MODEL_NAME_IN_WORDS: Final = "1 to 128 letters, digits, '.', '_' or '-', and no '.' in front"
+"""What needs no escaping in a URL, a topic, a file name or a label of a metric."""
 
 ModelDigest = NewType("ModelDigest", str)
 """`sha256:` and 64 hex digits over the model's file (and its external data files, by name)."""

@@ -7,7 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from split.errors import UnknownModel
+from split.errors import InvalidModel, UnknownModel
+from split.ids import ModelName
 
 CHILD_TIMEOUT_S = 3600.0
 """A tool may take its time (the one who waits can press Ctrl-C); a child that hangs for an hour is ended."""
@@ -44,14 +45,16 @@ def model_path(arguments: argparse.Namespace) -> Path:
         )
     if not folder.is_dir():
         raise UnknownModel(f"the model repository {folder} is not a folder; expected {folder}/NAME/VERSION/model.onnx")
-    from agent.repository import find_models
+    from agent.model_folders import find_models
 
     found = find_models(folder)
     if arguments.model not in found:
         known = ", ".join(sorted(found)) or "none"
         raise UnknownModel(f"{arguments.model!r} is neither a file nor a model in {folder}; known there: {known}")
-    _, path = found[arguments.model]
-    return path
+    place = found[ModelName(arguments.model)]
+    if place.why_not:
+        raise InvalidModel(f"model {arguments.model!r} cannot be used: {place.why_not}")
+    return place.path
 
 
 def _repository(arguments: argparse.Namespace) -> Path | None:

@@ -1,8 +1,10 @@
 """The child process of the workbench: one job a run, JSON lines on stdout for progress and errors (see `child.py`).
 
+python -m split.workbench MEMORY_BYTES CPU_S PARENT_PID JOB…, the first three as `limits.py` has them, JOB one of
+
 prepare MODEL (--folder DIR | --cache DIR) [--dims JSON] [--inputs FILE.npz]
 part    MODEL --folder DIR --cut ID --bitmap HEX         the card of the cut goes to DIR/ID.json
-probe   MODEL                                            opens it in the runtime, which may die of it
+probe   MODEL                                            opens it in the runtime and runs it, which may kill either
 cuts    MODEL --out FILE.json [--inputs FILE.npz]        the candidates, nothing is kept but FILE
 check   MODEL --out FILE.json [--cuts all|ID,…] [--inputs FILE.npz] [--outputs DIR]
 profile MODEL --folder DIR [--inputs FILE.npz]           see `profile.py`
@@ -12,13 +14,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from split.errors import InvalidModel, IsthmusError
+from split.errors import EngineFailed, InvalidModel, InvalidRequest, IsthmusError, ModelUnavailable
 from split.workbench.child import say
+from split.workbench.limits import Limits, apply_limits, tells_of_memory
 
 
 def main(arguments: list[str]) -> int:
@@ -27,20 +31,39 @@ def main(arguments: list[str]) -> int:
     # Native libraries print on file descriptor 1; it belongs to our messages alone.
     sys.stdout = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    open_network = apply_limits(Limits(memory_bytes=parsed.memory_bytes, cpu_s=parsed.cpu_s), parsed.parent)
+    if open_network:
+        say({"warning": f"the network is open to it: {open_network}"})
     try:
         parsed.job(parsed)
     except IsthmusError as error:
-        say({"error": {"code": error.code, "message": str(error)}})
-        return 1
-    except MemoryError:
-        say({"error": {"code": InvalidModel.code, "message": f"{parsed.model} needs more memory than there is"}})
-        return 1
+        return _fail(error.code, str(error))
+    except MemoryError as error:
+        return _fail(InvalidModel.code, f"MemoryError {error}".strip())
+    except RecursionError:
+        return _fail(InvalidModel.code, f"{parsed.model} is nested too deeply")
+    except OSError as error:
+        what = f"{error.filename} cannot be used" if error.filename else "a file cannot be used"
+        return _fail(
+            ModelUnavailable.code,
+            f"{what} ({error.strerror or error}); see that its folder is there, may be written and is not full",
+        )
+    except Exception as error:  # parsers raise nearly anything on hostile bytes
+        logging.exception("%s of %s", parsed.name, parsed.model)
+        return _fail(InvalidModel.code, f"{parsed.model} cannot be worked on: {type(error).__name__}: {error}")
     return 0
+
+
+def _fail(code: str, message: str) -> int:
+    say({"error": {"code": code, "message": message}})
+    return 1
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m split.workbench")
-    jobs = parser.add_subparsers(required=True)
+    for bound in ("memory_bytes", "cpu_s", "parent"):
+        parser.add_argument(bound, type=int)
+    jobs = parser.add_subparsers(dest="name", required=True)
 
     def job(name: str, run: Any) -> argparse.ArgumentParser:
         command = jobs.add_parser(name)
@@ -93,9 +116,15 @@ def _part(parsed: argparse.Namespace) -> None:
 
 
 def _probe(parsed: argparse.Namespace) -> None:
+    from split.codec.golden import golden_inputs
     from split.runtime.segment import OrtEngine
 
-    OrtEngine().open(parsed.model, threads=1)
+    segment = OrtEngine().open(parsed.model, threads=1)
+    try:
+        segment.run(golden_inputs(segment.input_specs, {}))
+    except (EngineFailed, InvalidRequest) as error:  # what it says to made-up inputs is not asked here
+        if tells_of_memory(str(error)):
+            raise
 
 
 def _cuts(parsed: argparse.Namespace) -> None:

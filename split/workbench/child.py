@@ -1,8 +1,8 @@
 """The parent's side of the workbench: runs one job in a child process, passes on its progress, raises its typed error.
 
 The child (`python -m split.workbench`, see `__main__.py`) writes JSON lines on stdout: `{"progress": [stage, ratio]}`
-and at most one `{"error": {"code", "message"}}`. A child that hangs, or that a native library kills, is an InvalidModel
-for the caller: his process lives.
+and at most one `{"error": {"code", "message"}}`. It runs within limits (see `limits.py`): a child that hangs, takes too
+much, or that a native library kills, is an InvalidModel for the caller: his process lives.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -18,21 +19,38 @@ from pathlib import Path
 from typing import Any, Final
 
 from split.errors import InvalidModel, IsthmusError
+from split.workbench.limits import Limits, default_limits, tells_of_memory
+
+log = logging.getLogger(__name__)
 
 Progress = Callable[[str, float], None]
 """Called with the stage's name and the ratio done, 0…1."""
 
 LINE_BYTES_MAX: Final = 1 << 20
 STDERR_BYTES_KEPT: Final = 2000
+DRAIN_S: Final = 5.0
+"""For the pipes of a child that was ended: at once, unless something that fled its process group holds them open."""
 
 
-async def run_child(command: Sequence[str], *, timeout_s: float, on_progress: Progress | None = None) -> None:
-    """Run `python -m split.workbench COMMAND…` to its end.
+async def run_child(
+    command: Sequence[str],
+    *,
+    timeout_s: float,
+    memory_bytes: int | None = None,
+    cpu_s: int | None = None,
+    on_progress: Progress | None = None,
+) -> None:
+    """Run `python -m split.workbench COMMAND…` to its end; the second word of the command is the model's file.
 
-    Raises the child's own IsthmusError; InvalidModel when it takes longer than `timeout_s` or dies. Cancelling ends it.
+    `memory_bytes`, `cpu_s`: what it may use, all threads together; None as `default_limits` has it. Raises the child's
+    own IsthmusError; InvalidModel, naming the limit, when it takes longer than `timeout_s`, uses more or dies.
+    Cancelling ends it, and it ends with this process.
     """
+    model = Path(command[1]) if len(command) > 1 else Path()
+    usual = await asyncio.to_thread(default_limits, model, timeout_s)
+    limits = Limits(memory_bytes=memory_bytes or usual.memory_bytes, cpu_s=cpu_s or usual.cpu_s)
     process = await asyncio.create_subprocess_exec(
-        *_argv(command),
+        *_argv(command, limits),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -42,21 +60,23 @@ async def run_child(command: Sequence[str], *, timeout_s: float, on_progress: Pr
     )
     assert process.stdout is not None
     assert process.stderr is not None
-    log = _Outcome(command, on_progress)
+    outcome = _Outcome(command, limits, on_progress)
+    ended = False
     try:
         async with asyncio.timeout(timeout_s):
             async with asyncio.TaskGroup() as readers:
-                readers.create_task(_read(process.stdout, log.line))
-                readers.create_task(_read(process.stderr, log.complaint))
+                readers.create_task(_read(process.stdout, outcome.line))
+                readers.create_task(_read(process.stderr, outcome.complaint))
             await process.wait()
+            ended = True
     except TimeoutError:
-        log.timed_out_s = timeout_s
+        outcome.timed_out_s = timeout_s
     finally:
-        if process.returncode is None:
+        if not ended:
             _end(process.pid)
-        # The pipes must be read to their end, or the transport outlives the loop.
-        await asyncio.shield(process.communicate())
-    log.settle(process.returncode)
+            # The pipes must be read to their end, or the transport outlives the loop.
+            await asyncio.shield(_drain(process))
+    outcome.settle(process.returncode)
 
 
 def run_child_sync(command: Sequence[str], *, timeout_s: float, on_progress: Progress | None = None) -> None:
@@ -65,16 +85,28 @@ def run_child_sync(command: Sequence[str], *, timeout_s: float, on_progress: Pro
 
 
 async def _read(stream: asyncio.StreamReader, take: Callable[[bytes], None]) -> None:
-    with contextlib.suppress(ValueError):  # a line over the limit: no message of ours
-        async for line in stream:
-            take(line)
+    while True:
+        try:
+            line = await stream.readline()
+        except ValueError:  # a line over the limit: no message of ours
+            continue
+        if not line:
+            return
+        take(line)
+
+
+async def _drain(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_S):
+            await process.communicate()
 
 
 class _Outcome:
     """What the child said, and what that means for the caller."""
 
-    def __init__(self, command: Sequence[str], on_progress: Progress | None) -> None:
-        self._command = command
+    def __init__(self, command: Sequence[str], limits: Limits, on_progress: Progress | None) -> None:
+        self._what = f"{command[0]} of {command[1] if len(command) > 1 else 'the model'}"
+        self._limits = limits
         self._on_progress = on_progress
         self._error: tuple[str, str] | None = None
         self._complaints = b""
@@ -89,6 +121,8 @@ class _Outcome:
                         self._on_progress(stage, float(ratio))
                 case {"error": {"code": str(code), "message": str(text)}}:
                     self._error = (code, text)
+                case {"warning": str(text)}:
+                    log.warning("%s: %s", self._what, text)
                 case _:
                     pass
         except ValueError:
@@ -99,17 +133,40 @@ class _Outcome:
 
     def settle(self, returncode: int | None) -> None:
         """Raise what has to be raised."""
-        what = f"{self._command[0]} of {self._command[1] if len(self._command) > 1 else 'the model'}"
         if self.timed_out_s is not None:
             raise InvalidModel(
-                f"{what} did not end within {self.timed_out_s:g} s; the model is too big or makes it hang"
+                f"{self._what} did not end within {self.timed_out_s:g} s; the model is too big or makes it hang"
             )
         if self._error is not None:
-            raise _typed(*self._error)
-        if returncode:
-            last = self._complaints.decode(errors="replace").strip().splitlines()[-1:]
-            died = f"died by signal {signal.Signals(-returncode).name}" if returncode < 0 else f"failed ({returncode})"
-            raise InvalidModel(" ".join([f"{what} {died}", *(f": {line}" for line in last)]).replace(" : ", ": "))
+            code, text = self._error
+            if tells_of_memory(text):
+                raise InvalidModel(f"{self._out_of_memory()}: {text}")
+            raise _typed(code, text)
+        if not returncode:
+            return
+        complaints = self._complaints.decode(errors="replace").strip()
+        if tells_of_memory(complaints):
+            raise InvalidModel(self._out_of_memory())
+        last = "".join(f": {line}" for line in complaints.splitlines()[-1:])
+        raise InvalidModel(f"{self._what} {self._death(returncode)}{last}")
+
+    def _out_of_memory(self) -> str:
+        return (
+            f"{self._what} needs more than the {self._limits.memory_bytes >> 20} MiB of memory that its child process "
+            "may use; the agent's key workbench.memory_bytes allows more"
+        )
+
+    def _death(self, returncode: int) -> str:
+        if returncode > 0:
+            return f"failed ({returncode})"
+        match -returncode:
+            case signal.SIGXCPU:
+                return f"used more than the {self._limits.cpu_s} s of processor time it may use and was ended"
+            case signal.SIGKILL:
+                return "was killed (SIGKILL): the system ran out of memory, or somebody did it by hand"
+            case number:
+                name = next((one.name for one in signal.Signals if one == number), number)
+                return f"died by signal {name}: the model makes the runtime crash"
 
 
 def _typed(code: str, message: str) -> IsthmusError:
@@ -131,8 +188,9 @@ def _end(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _argv(command: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "split.workbench", *command]
+def _argv(command: Sequence[str], limits: Limits) -> list[str]:
+    bounds = (limits.memory_bytes, limits.cpu_s, os.getpid())
+    return [sys.executable, "-m", "split.workbench", *map(str, bounds), *command]
 
 
 def _environment() -> dict[str, str]:

@@ -30,7 +30,7 @@ def model(tmp_path: Path) -> Path:
 
 def scripted(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """Let the child be this Python code."""
-    monkeypatch.setattr(child, "_argv", lambda command: [sys.executable, "-c", code])
+    monkeypatch.setattr(child, "_argv", lambda command, limits: [sys.executable, "-c", code])
 
 
 async def test_a_model_is_prepared_and_its_progress_told(model: Path, tmp_path: Path) -> None:
