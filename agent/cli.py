@@ -26,6 +26,7 @@ COMMANDS = {
     "infer": "send one request to the running daemon",
     "status": "the daemon now",
     "explain": "why a request went where it went",
+    "export": "a PyTorch module to ONNX, verified (needs the extra torch)",
     "fingerprint": "what this device is and can do",
 }
 """Each is a module of `agent.commands`, imported only when it is called: `status` need not wait for onnx."""
