@@ -84,7 +84,7 @@ class Daemon:
         compute = Compute(config.emulation.slowdown)
         self._stack.callback(compute.close)
         store = SegmentStore(self._engine, threads=threads, budget_bytes=config.budget_bytes)
-        self._stack.callback(store.clear)
+        self._stack.callback(store.close)
         golden = Golden(compute)
         planner = Planner(slowdown=config.emulation.slowdown, probe_bytes_per_hour=config.link.probe_bytes_per_hour)
         journal = Journal()

@@ -26,6 +26,8 @@ from split.ids import CutId, ModelDigest, ModelName
 from split.profiles.contract import Contract, Privacy, check_contract, default_contract, load_contract, load_labels
 from split.profiles.measured import ModelProfile, read_profile
 from split.runtime.engine import Segment
+from split.runtime.machine import read_machine
+from split.runtime.optimised import Manifest, key_of, lacking, optimised_in, place_of, read_sound
 from split.runtime.store import SegmentStore
 from split.tensor import TensorSpec
 from split.workbench.child import run_child
@@ -281,6 +283,7 @@ class Repository:
                 raise InvalidModel(why_not)
             await self._to_ready(entry)
             await self._to_profiled(entry)
+            await self._to_optimised(entry)
         except IsthmusError as error:
             if entry.state is ModelState.READY:
                 entry.reason = f"answers locally only: {error}"
@@ -322,6 +325,7 @@ class Repository:
             profile=profile,
             store=self._store,
         )
+        await self._adopt_optimised(model)
         await self._warm_up(model)
         entry.model, entry.state = model, ModelState.READY
         entry.settled.set()
@@ -337,7 +341,33 @@ class Repository:
             model.profile = self._profile(model.folder, model.digest)
             if model.profile is None:
                 raise InvalidModel(f"the profile of {entry.name!r} could not be read back from {model.folder}")
+            await self._adopt_optimised(model)  # made while it was measured
         self._on_ready(model)
+
+    async def _to_optimised(self, entry: Entry) -> None:
+        """What was not made with the profile, or was damaged since: in the background, the model serves meanwhile."""
+        model = entry.model
+        assert model is not None
+        assert model.profile is not None
+        cuts = [cut.cut for cut in model.profile.cuts]
+        if lacking(await self._adopt_optimised(model), cuts):
+            try:
+                async with self._bench:
+                    await self._child(entry, "optimise", "--folder", str(model.folder), "--cuts", ",".join(cuts))
+            except IsthmusError as error:
+                entry.reason = f"its segments are opened as they were cut, not optimised: {error}"
+                log.warning("model=%s could not be optimised: %s", entry.name, error)
+                return
+            await self._adopt_optimised(model)
+
+    async def _adopt_optimised(self, model: ServedModel) -> Manifest | None:
+        """Have the store open optimised segments where sound ones lie there; what lies there."""
+        path = Path(model.card.path)
+        key = key_of(model.digest, self._runtime, await asyncio.to_thread(read_machine))
+        manifest = await asyncio.to_thread(read_sound, place_of(model.folder, key), key)
+        if manifest is not None:
+            self._store.prefer(optimised_in(model.folder, path, manifest))
+        return manifest
 
     def _profile(self, folder: Path, digest: ModelDigest) -> ModelProfile | None:
         """The profile in `folder` if it was measured on this device as it is now."""

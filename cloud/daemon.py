@@ -74,13 +74,16 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
     engine = OrtEngine()
     threads = usable_threads() if config.threads == "auto" else config.threads
     opened = SegmentStore(engine, threads=threads, budget_bytes=config.budget_bytes)
+    stack.callback(opened.close)
     executor = LocalExecutor(opened)
     stack.callback(executor.close)
+    segments = Segments(config.cache_dir, ChildWorkbench(), prefer=opened.prefer, runtime=engine.name)
+    stack.push_async_callback(segments.close)
     metrics = Metrics()
     store = ModelStore(config.state_dir / "models", budget_bytes=config.budget_bytes)
     companion = Companion(
         store=store,
-        segments=Segments(config.cache_dir, ChildWorkbench()),
+        segments=segments,
         executor=executor,
         admission=Admission(Bounds(inflight_bytes=config.limits.inflight_bytes)),
         metrics=metrics,

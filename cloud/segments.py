@@ -9,6 +9,7 @@ and a cut's node set hashes to its id, so that halves which do not belong togeth
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import shutil
 from collections.abc import Callable, Collection, Mapping
@@ -17,9 +18,13 @@ from pathlib import Path
 from typing import Protocol
 
 from cloud.store import digest_hex
-from split.errors import CompanionRefused, CutRefused, InvalidModel
+from split.errors import CompanionRefused, CutRefused, InvalidModel, IsthmusError
 from split.graph.card import CutCard, ModelCard, read_card, read_cut, read_sound_card
-from split.ids import CutId
+from split.ids import CutId, ModelDigest
+from split.runtime.machine import read_machine
+from split.runtime.optimised import Manifest, Optimised, key_of, lacking, optimised_in, place_of, read_sound
+
+log = logging.getLogger(__name__)
 
 _UNSUPPORTED = re.compile(
     r"not a registered function/op|could not find an implementation|NOT_IMPLEMENTED", re.IGNORECASE
@@ -38,6 +43,9 @@ class Workbench(Protocol):
 
     async def part(self, model: Path, folder: Path, cut: CutId, node_bitmap: str) -> CutCard:
         """Make one given cut's halves in `folder`. CutRefused when the bitmap is not that cut or may not be cut."""
+
+    async def optimise(self, model: Path, folder: Path, cuts: Collection[str]) -> None:
+        """Make the optimised forms of the whole and of these cuts' halves. IsthmusError when that fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +66,34 @@ class PreparedModel:
 
 
 class Segments:
-    """Prepares models and cuts, one child process at a time; used from the event loop."""
+    """Prepares models and cuts, one child process at a time; used from the event loop.
 
-    def __init__(self, cache_dir: Path, workbench: Workbench) -> None:
+    What was prepared is optimised for this machine (`runtime`: the engine's name) in the background, one more child at
+    a time; `prefer` learns of each segment that can be opened in that form (`SegmentStore.prefer`).
+    """
+
+    def __init__(
+        self,
+        cache_dir: Path,
+        workbench: Workbench,
+        *,
+        prefer: Callable[[Mapping[Path, Optimised]], None],
+        runtime: str,
+    ) -> None:
         self._folder = cache_dir / "models"
         self._workbench = workbench
+        self._prefer = prefer
+        self._runtime = runtime
         self._turn = asyncio.Lock()
+        self._unoptimised: dict[ModelDigest, tuple[PreparedModel, set[CutId]]] = {}
+        self._behind: asyncio.Task[None] | None = None
+
+    async def close(self) -> None:
+        """Optimise nothing any more."""
+        self._unoptimised.clear()
+        if self._behind is not None:
+            self._behind.cancel()
+            await asyncio.wait([self._behind])
 
     async def prepare(self, digest: str, path: Path, dims: Mapping[str, int]) -> PreparedModel:
         """The model of this digest, whose file is `path`; made at the first call, read from disk later.
@@ -83,7 +113,9 @@ class Segments:
             raise CompanionRefused(
                 "DIGEST_MISMATCH", f"the files offered as {digest} are {card.digest}; offer them under their own digest"
             )
-        return PreparedModel(card=card, folder=folder, path=path)
+        model = PreparedModel(card=card, folder=folder, path=path)
+        self._optimise_later(model)
+        return model
 
     async def cut(self, model: PreparedModel, cut: CutId, node_bitmap: str) -> CutCard:
         """The cut of that id, its halves on disk. Refused with PLAN_MISMATCH when `node_bitmap` defines another cut;
@@ -96,6 +128,7 @@ class Segments:
             raise CompanionRefused(
                 "PLAN_MISMATCH", f"cut {cut} consists of other nodes here than the bitmap that came; compare the models"
             )
+        self._optimise_later(model, cut)
         return card
 
     async def keep_only(self, held: Callable[[], Collection[str]]) -> None:
@@ -118,6 +151,33 @@ class Segments:
                 raise CompanionRefused("UNSUPPORTED_OP", str(error)) from error
             raise
         await self._workbench.prepare(path, folder, dims)
+
+    def _optimise_later(self, model: PreparedModel, *cuts: CutId) -> None:
+        _, wanted = self._unoptimised.setdefault(model.card.digest, (model, set()))
+        wanted.update(cuts)
+        if self._behind is None or self._behind.done():
+            self._behind = asyncio.create_task(self._optimise(), name="optimise segments")
+
+    async def _optimise(self) -> None:
+        while self._unoptimised:
+            digest = next(iter(self._unoptimised))
+            model, cuts = self._unoptimised.pop(digest)
+            try:
+                if lacking(await self._adopt(model), cuts):
+                    await self._workbench.optimise(model.path, model.folder, sorted(cuts))
+                    await self._adopt(model)
+            except IsthmusError as error:
+                log.warning("model %s is served as it was cut, not optimised: %s", digest, error)
+            except Exception:  # a bug of ours costs speed, not the companion
+                log.exception("model %s could not be optimised", digest)
+
+    async def _adopt(self, model: PreparedModel) -> Manifest | None:
+        """Tell of the sound optimised segments that lie there."""
+        key = key_of(model.card.digest, self._runtime, await asyncio.to_thread(read_machine))
+        manifest = await asyncio.to_thread(read_sound, place_of(model.folder, key), key)
+        if manifest is not None:
+            self._prefer(optimised_in(model.folder, model.path, manifest))
+        return manifest
 
     async def _part(self, model: PreparedModel, cut: CutId, node_bitmap: str) -> CutCard:
         try:

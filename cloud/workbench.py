@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from split.graph.card import CutCard, read_cut
@@ -14,6 +14,9 @@ PROBE_TIMEOUT_S = 60.0
 """Opening: the largest models of the zoo take a few seconds; one that hangs must not hold up the others for long."""
 JOB_TIMEOUT_S = 110.0
 """Preparing or parting: shorter than the 120 s after which a device gives up waiting for the answer."""
+
+OPTIMISE_TIMEOUT_S = 600.0
+"""Nobody waits for it, and it runs at low priority beside the requests."""
 
 
 class ChildWorkbench:
@@ -30,3 +33,7 @@ class ChildWorkbench:
         command = ["part", str(model), "--folder", str(folder), "--cut", cut, "--bitmap", node_bitmap]
         await run_child(command, timeout_s=JOB_TIMEOUT_S)
         return read_cut(folder, cut)
+
+    async def optimise(self, model: Path, folder: Path, cuts: Collection[str]) -> None:
+        command = ["optimise", str(model), "--folder", str(folder), "--cuts", ",".join(cuts)]
+        await run_child(command, timeout_s=OPTIMISE_TIMEOUT_S)

@@ -1,28 +1,38 @@
 """Open segments, kept as long as the budget of bytes allows: what is used again is there at once.
 
+A segment is opened in the form that is quickest to open: as optimised for this machine where that is there (`prefer`),
+else as it was cut; a form that runs faster takes its place as soon as a thread in the background has opened it.
 Invariant: a segment that someone holds is never closed. The store only forgets; the engine gives the memory back when
 the last holder lets go of it (reference counting, at once). Blocking: call `get` from worker threads.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from split.errors import IsthmusError
 from split.runtime.engine import Engine, Segment
+from split.runtime.eviction import LruK
+from split.runtime.optimised import Optimised
+
+log = logging.getLogger(__name__)
 
 WEIGHTS: Final = "weights.bin"
 """The workbench's one file of weights that all heads and tails in a folder share."""
 
-ACTIVATION_MS: Final = 100.0
-"""Opening the first segment: between a small head (5 ms) and a 50 MB model whose weights are packed anew (280 ms)."""
-
 _DATA_SUFFIXES: Final = (".data", "_data", ".bin", ".weight", ".weights")
 """Names that exporters give to external data; only the budget depends on it."""
+
+CUT_MS: Final = 300.0
+OPTIMISED_MS: Final = 10.0
+"""Opening before anything was opened here: a ResNet-50's tail, optimised on the way, and as it lies there optimised."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,14 +41,17 @@ class _Slot:
 
     lock: threading.Lock
     segment: Segment | None = None
-    files: dict[Path, int] | None = None
+    parts: dict[Hashable, int] | None = None
+    form: tuple[Optimised | None, bool] = (None, True)
+    """What was opened (None: the file as it was cut), and whether with its matrices laid out."""
+    improving: bool = False
 
 
 class SegmentStore:
-    """Segments by path, least recently used forgotten first. Thread-safe.
+    """Segments by path, let go by LRU-K. Thread-safe.
 
-    `threads`: intra-op threads of each. `budget_bytes`: sum over the files behind the open segments, a file that
-    several share counted once; the segment asked for last stays open even when it is larger.
+    `threads`: intra-op threads of each. `budget_bytes`: sum over the files behind the open segments, a file or a weight
+    that several share counted once; the segment asked for last stays open even when it is larger.
     """
 
     def __init__(self, engine: Engine, *, threads: int, budget_bytes: int) -> None:
@@ -47,9 +60,12 @@ class SegmentStore:
         self._threads = threads
         self._budget_bytes = budget_bytes
         self._lock = threading.Lock()
-        self._slots: OrderedDict[Path, _Slot] = OrderedDict()
-        self._opening_ms: dict[Path, float] = {}
-        """What opening took the last time."""
+        self._slots: dict[Path, _Slot] = {}
+        self._uses: LruK[Path] = LruK()
+        self._preferred: dict[Path, Optimised] = {}
+        self._opening_ms: dict[Path, tuple[bool, float]] = {}
+        """How long it took last, and whether that was an optimised form."""
+        self._behind = ThreadPoolExecutor(1, thread_name_prefix="isthmus-warm")
 
     @property
     def threads(self) -> int:
@@ -61,7 +77,7 @@ class SegmentStore:
             slot = self._slots.get(path)
             if slot is None:
                 slot = self._slots[path] = _Slot(threading.Lock())
-            self._slots.move_to_end(path)
+            self._uses.use(path)
             if slot.segment is not None:
                 return slot.segment
         with slot.lock:
@@ -76,8 +92,31 @@ class SegmentStore:
             slot = self._slots.get(path)
             if slot is None or slot.segment is None:
                 return None
-            self._slots.move_to_end(path)
+            self._uses.use(path)
             return slot.segment
+
+    def warm(self, paths: Iterable[Path]) -> Future[None]:
+        """Have these open, in the background, in the form that runs fastest: what is likely to be asked for next.
+
+        One that cannot be opened is left closed: whoever asks for it learns why.
+        """
+
+        def work() -> None:
+            for path in paths:
+                try:
+                    self.get(path)
+                except IsthmusError as error:
+                    log.info("%s is not warmed up: %s", path, error)
+
+        return self._behind.submit(work)
+
+    def prefer(self, made: Mapping[Path, Optimised]) -> None:
+        """From now on open these files in their optimised form; those that are open change over in the background."""
+        with self._lock:
+            self._preferred |= made
+            for path in made:
+                if (slot := self._slots.get(path)) is not None and slot.segment is not None:
+                    self._improve_later(path, slot)
 
     def is_open(self, path: Path) -> bool:
         """Whether `get` would return at once."""
@@ -85,24 +124,37 @@ class SegmentStore:
         return slot is not None and slot.segment is not None
 
     def activation_ms(self, path: Path) -> float:
-        """How long `get` is expected to take: 0.0 when it is open, else what it took last, else the longest so far."""
+        """How long `get` is expected to take: 0.0 when it is open, else what it took last, else the longest so far of
+        those that are opened in the same form."""
         if self.is_open(path):
             return 0.0
         with self._lock:
-            return self._opening_ms.get(path) or max(self._opening_ms.values(), default=ACTIVATION_MS)
+            optimised = path in self._preferred
+            known = self._opening_ms.get(path)
+            if known is not None and known[0] == optimised:
+                return known[1]
+            alike = [ms for kind, ms in self._opening_ms.values() if kind == optimised]
+        return max(alike, default=OPTIMISED_MS if optimised else CUT_MS)
 
     def forget(self, place: Path) -> None:
-        """Let go of the segment of this file, or of every segment whose file lies in this folder."""
+        """Let go of the segment of this file, or of every segment whose file lies in this folder, in any form."""
         with self._lock:
-            for path in [path for path in self._slots if place in (path, path.parent)]:
-                del self._slots[path]
-            for path in [path for path in self._opening_ms if place in (path, path.parent)]:
-                del self._opening_ms[path]
+            for path in [path for path in {*self._slots, *self._preferred} if place in (path, path.parent)]:
+                self._slots.pop(path, None)
+                self._preferred.pop(path, None)
+                self._opening_ms.pop(path, None)
+                self._uses.forget(path)
 
     def clear(self) -> None:
         """Let go of everything."""
         with self._lock:
             self._slots.clear()
+            self._preferred.clear()
+
+    def close(self) -> None:
+        """`clear`, and nothing is opened in the background any more."""
+        self._behind.shutdown(wait=True, cancel_futures=True)
+        self.clear()
 
     @property
     def used_bytes(self) -> int:
@@ -111,32 +163,93 @@ class SegmentStore:
             return self._used_bytes()
 
     def _open(self, path: Path, slot: _Slot) -> None:
+        optimised = self._preferred.get(path)
         started_s = time.perf_counter()
         try:
-            files = _files_behind(path)
-            segment = self._engine.open(path, threads=self._threads)
+            segment, form = self._opened(path, optimised)
+            parts = _parts_of(path, form[0])
         except BaseException:
             with self._lock:
                 if self._slots.get(path) is slot:
                     del self._slots[path]
             raise
+        took_ms = (time.perf_counter() - started_s) * 1e3
         with self._lock:
-            slot.files, slot.segment = files, segment
-            self._opening_ms[path] = (time.perf_counter() - started_s) * 1e3
-            for oldest in list(self._slots):
-                if self._used_bytes() <= self._budget_bytes:
-                    break
-                if oldest != path and self._slots[oldest].segment is not None:
-                    del self._slots[oldest]
+            self._opening_ms[path] = (form[0] is not None, took_ms)
+            slot.parts, slot.form, slot.segment = parts, form, segment
+            self._make_room(path)
+            if self._slots.get(path) is slot:
+                self._improve_later(path, slot)
+
+    def _opened(self, path: Path, optimised: Optimised | None) -> tuple[Segment, tuple[Optimised | None, bool]]:
+        """Quickly: matrices are laid out later."""
+        if optimised is not None:
+            try:
+                segment = self._engine.open_optimised(optimised.path, threads=self._threads, prepack=False)
+                return segment, (optimised, False)
+            except IsthmusError as error:
+                self._dislike(path, optimised, error)
+        return self._engine.open(path, threads=self._threads), (None, True)
+
+    def _dislike(self, path: Path, optimised: Optimised, error: IsthmusError) -> None:
+        log.warning("%s is opened as it was cut: its optimised form is refused: %s", path, error)
+        with self._lock:
+            if self._preferred.get(path) is optimised:
+                del self._preferred[path]
+
+    def _improve_later(self, path: Path, slot: _Slot) -> None:
+        """Under the lock."""
+        wanted = self._preferred.get(path)
+        if wanted is None or slot.improving or slot.form == (wanted, wanted.prepacked):
+            return
+        slot.improving = True
+        try:
+            self._behind.submit(self._improve, path, slot, wanted)
+        except RuntimeError:  # closing
+            slot.improving = False
+
+    def _improve(self, path: Path, slot: _Slot, wanted: Optimised) -> None:
+        segment: Segment | None = None
+        try:
+            if self._slots.get(path) is slot:
+                segment = self._engine.open_optimised(wanted.path, threads=self._threads, prepack=wanted.prepacked)
+        except IsthmusError as error:
+            self._dislike(path, wanted, error)
+        with self._lock:
+            slot.improving = False
+            if segment is None or self._slots.get(path) is not slot:
+                return
+            slot.parts, slot.segment, slot.form = _parts_of(path, wanted), segment, (wanted, wanted.prepacked)
+            self._make_room(path)
+            self._improve_later(path, slot)  # preferred otherwise meanwhile
+
+    def _make_room(self, wanted: Path) -> None:
+        """Under the lock: forget until the budget holds, `wanted` last of all."""
+        if self._used_bytes() <= self._budget_bytes:
+            return
+        closable = [path for path, slot in self._slots.items() if slot.segment is not None and path != wanted]
+        for path in self._uses.in_order(closable):
+            del self._slots[path]
+            if self._used_bytes() <= self._budget_bytes:
+                return
 
     def _used_bytes(self) -> int:
-        files: dict[Path, int] = {}
+        parts: dict[Hashable, int] = {}
         for slot in self._slots.values():
-            files |= slot.files or {}
-        return sum(files.values())
+            parts |= slot.parts or {}
+        return sum(parts.values())
 
 
-def _files_behind(path: Path) -> dict[Path, int]:
+def _parts_of(path: Path, optimised: Optimised | None) -> dict[Hashable, int]:
+    """What is in memory for this segment, by what others share it under, with sizes."""
+    if optimised is not None:
+        parts: dict[Hashable, int] = {optimised.path: optimised.bytes}
+        parts.update(optimised.weights.items())
+        return parts
+    return _files_behind(path)
+
+
+def _files_behind(path: Path) -> dict[Hashable, int]:
     """The model file and the external data beside it, with their sizes."""
     part = path.name.endswith((".head.onnx", ".tail.onnx"))
     beside = path.parent.iterdir() if path.parent.is_dir() else ()

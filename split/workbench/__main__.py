@@ -8,6 +8,7 @@ probe   MODEL                                            opens it in the runtime
 cuts    MODEL --out FILE.json [--inputs FILE.npz]        the candidates, nothing is kept but FILE
 check   MODEL --out FILE.json [--cuts all|ID,…] [--inputs FILE.npz] [--outputs DIR]
 profile MODEL --folder DIR [--inputs FILE.npz]           see `profile.py`
+optimise MODEL --folder DIR [--cuts ID,…]                see `optimise.py`; at low priority
 """
 
 from __future__ import annotations
@@ -18,11 +19,17 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from split.errors import EngineFailed, InvalidModel, InvalidRequest, IsthmusError, ModelUnavailable
 from split.workbench.child import say
 from split.workbench.limits import Limits, apply_limits, tells_of_memory
+
+if TYPE_CHECKING:
+    from split.profiles.contract import Contract
+
+BACKGROUND_NICE: Final = 15
+"""What makes later requests faster must not make the present ones slower."""
 
 
 def main(arguments: list[str]) -> int:
@@ -93,6 +100,9 @@ def _parser() -> argparse.ArgumentParser:
     command = job("profile", _profile)
     command.add_argument("--folder", type=Path, required=True)
     command.add_argument("--inputs", type=Path)
+    command = job("optimise", _optimise)
+    command.add_argument("--folder", type=Path, required=True)
+    command.add_argument("--cuts")
     return parser
 
 
@@ -151,23 +161,57 @@ def _check(parsed: argparse.Namespace) -> None:
 
 def _profile(parsed: argparse.Namespace) -> None:
     from split.graph.card import read_card
-    from split.profiles.contract import load_contract
     from split.runtime.segment import OrtEngine, usable_threads
     from split.workbench.inputs import read_inputs
+    from split.workbench.optimise import Optimiser
     from split.workbench.profile import profile_model
 
     inputs = read_inputs(parsed.inputs)
-    # In a repository the contract lies beside the version folders: NAME/contract.yaml, NAME/1/model.onnx.
-    contract = parsed.model.absolute().parent.parent / "contract.yaml"
+    card, engine, threads = read_card(parsed.folder), OrtEngine(), usable_threads()
     profile_model(
-        read_card(parsed.folder),
+        card,
         parsed.folder,
         inputs=None if inputs is None else [inputs],
-        contract=load_contract(contract) if contract.is_file() else None,
-        engine=OrtEngine(),
-        threads=usable_threads(),
+        contract=_contract_beside(parsed.model),
+        engine=engine,
+        threads=threads,
+        open_best=Optimiser(card, parsed.folder, engine, threads=threads).open,
         on_progress=_say_progress,
     )
+
+
+def _optimise(parsed: argparse.Namespace) -> None:
+    from split.graph.card import read_card, read_cut
+    from split.runtime.segment import OrtEngine, usable_threads
+    from split.workbench.golden import golden_requests, read_golden_inputs
+    from split.workbench.optimise import optimise
+
+    os.nice(BACKGROUND_NICE)
+    card, engine, threads = read_card(parsed.folder), OrtEngine(), usable_threads()
+    candidates = {cut.id: cut for cut in card.cuts}
+    wanted = list(candidates) if parsed.cuts is None else [cut for cut in parsed.cuts.split(",") if cut]
+    inputs = read_golden_inputs(parsed.folder / "golden.npz")
+    if inputs is None:
+        whole = engine.open(Path(card.path), threads=threads)
+        inputs = golden_requests(card, whole, inputs=None, contract=_contract_beside(parsed.model))[0].inputs
+        whole.close()
+    optimise(
+        card,
+        parsed.folder,
+        [candidates.get(cut) or read_cut(parsed.folder, cut) for cut in wanted],
+        inputs=inputs,
+        engine=engine,
+        threads=threads,
+        on_progress=_say_progress,
+    )
+
+
+def _contract_beside(model: Path) -> Contract | None:
+    """In a repository the contract lies beside the version folders: NAME/contract.yaml, NAME/1/model.onnx."""
+    from split.profiles.contract import load_contract
+
+    path = model.absolute().parent.parent / "contract.yaml"
+    return load_contract(path) if path.is_file() else None
 
 
 if __name__ == "__main__":

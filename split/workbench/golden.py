@@ -7,6 +7,7 @@ by name, or a picture where the contract says how one becomes an input.
 from __future__ import annotations
 
 import io
+import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,17 @@ def write_golden(requests: Sequence[Golden], path: Path) -> None:
     with fresh.open("wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
     fresh.replace(path)
+
+
+def read_golden_inputs(path: Path) -> Tensors | None:
+    """Inputs of the first request in what `write_golden` wrote; None where there is no such file."""
+    prefix = "0/input/"
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            found = {key.removeprefix(prefix): arrays[key] for key in arrays.files if key.startswith(prefix)}
+    except (OSError, ValueError, zipfile.BadZipFile):  # not there, or damaged
+        return None
+    return {name: value.astype(object) if value.dtype.kind == "S" else value for name, value in found.items()}
 
 
 def typical_jpeg() -> bytes:

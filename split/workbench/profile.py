@@ -24,9 +24,11 @@ from split.profiles.contract import Contract
 from split.profiles.measured import CodecCosts, CutCosts, ModelProfile, write_profile
 from split.runtime.engine import Engine, Segment
 from split.runtime.machine import read_machine
+from split.runtime.optimised import WHOLE
 from split.runtime.profiler import measure, measure_interleaved
 from split.tensor import Tensors, bind_dims, worst_difference
 from split.workbench.golden import Golden, golden_requests, typical_jpeg, write_golden
+from split.workbench.optimise import Opener, open_halves
 
 log = logging.getLogger(__name__)
 
@@ -49,18 +51,23 @@ def profile_model(
     contract: Contract | None = None,
     engine: Engine,
     threads: int,
+    open_best: Opener | None = None,
     on_progress: Progress = lambda stage, ratio: None,
 ) -> ModelProfile:
     """Measure, write `folder/profile.json` and `folder/golden.npz`; blocking, a quarter of a minute for a dozen cuts.
 
     `folder` holds the halves as the workbench cut them. `inputs`: requests to measure on (the first one for times, all
-    for fidelity); without them see `split/workbench/golden.py`. InvalidModel when there is nothing to measure on or the
-    runtime refuses the whole; a cut that does not open or computes something else is left out with a warning.
+    for fidelity); without them see `split/workbench/golden.py`. `open_best`: how segments are opened for measuring (as
+    the daemon will: an `Optimiser`'s `open`); without it as they were cut. InvalidModel when there is nothing to
+    measure on or the runtime refuses the whole; a cut that does not open or computes something else is left out with a
+    warning.
     """
     on_progress("opening the model", 0.0)
-    whole = engine.open(Path(card.path), threads=threads)
+    whole: Segment = engine.open(Path(card.path), threads=threads)
     golden = golden_requests(card, whole, inputs=inputs, contract=contract)
     first = golden[0]
+    open_best = open_best or (lambda name, path, feeds: engine.open(path, threads=threads))
+    whole = open_best(WHOLE, Path(card.path), first.inputs)
     image_ms, encoded_bytes = _image_costs(golden, contract)
     on_progress("measuring what offloading ships", 0.02)
     input_codecs = _codecs([request.inputs for request in golden], lambda tensors: whole.run(tensors), golden)
@@ -70,7 +77,7 @@ def profile_model(
         on_progress(f"cut {number + 1} of {len(card.cuts)}", 0.05 + 0.95 * number / len(card.cuts))
         budget_s = min(CUT_BUDGET_S, BUDGET_S / len(card.cuts))
         try:
-            costs, beside_ms = _measure_cut(cut, folder, whole, golden, engine, threads, budget_s)
+            costs, beside_ms = _measure_cut(cut, folder, whole, golden, open_best, budget_s)
         except (InvalidModel, InvalidRequest, EngineFailed) as error:
             log.warning("cut=%s is left out: %s", cut.id, error)
             continue
@@ -101,13 +108,11 @@ def _measure_cut(
     folder: Path,
     whole: Segment,
     golden: Sequence[Golden],
-    engine: Engine,
-    threads: int,
+    open_best: Opener,
     budget_s: float,
 ) -> tuple[CutCosts, float]:
     """Costs of one cut and the whole's milliseconds measured beside them."""
-    head = engine.open(folder / f"{cut.id}.head.onnx", threads=threads)
-    tail = engine.open(folder / f"{cut.id}.tail.onnx", threads=threads)
+    head, tail, _ = open_halves(cut, folder, golden[0].inputs, open_best)
     head_feeds = [{name: request.inputs[name] for name in cut.head_inputs} for request in golden]
     travels = []
     for request, feeds in zip(golden, head_feeds, strict=True):

@@ -19,8 +19,10 @@ import pytest_asyncio
 
 from agent.config import AgentConfig, Emulation, Listen
 from agent.daemon import Daemon
+from agent.repository import ServedModel
 from split.errors import ConfigError
 from split.profiles.address import HostPort
+from split.runtime.engine import Segment
 
 TINY = """
 <ir_version: 10, opset_import: ["" : 18]>
@@ -224,6 +226,47 @@ async def test_a_damaged_segment_in_the_cache_is_made_again(home: Path, tmp_path
         caller = Caller(session, daemon)
         await caller.until(caller.settled)
         assert head.read_bytes() == whole
+
+
+async def test_segments_are_opened_as_optimised_for_this_machine(home: Path, tmp_path: Path) -> None:
+    config = configured(home, tmp_path)
+    async with Daemon(config) as daemon, aiohttp.ClientSession() as session:
+        caller = Caller(session, daemon)
+        await caller.until(caller.settled)
+        model = daemon.service._repository.serving("tiny")
+        names = [str(segment.path.relative_to(model.folder)) for segment in opened(model)]  # type: ignore[attr-defined]
+    assert len(names) == 1 + 2 * len(model.card.cuts) > 1
+    assert all(name.startswith("optimised/") for name in names)
+
+
+async def test_damaged_optimised_segments_are_made_again(home: Path, tmp_path: Path) -> None:
+    config = configured(home, tmp_path)
+    async with Daemon(config) as daemon, aiohttp.ClientSession() as session:
+        caller = Caller(session, daemon)
+        await caller.until(caller.settled)
+    [whole] = (config.cache_dir / "models").glob("*/optimised/*/whole.onnx")
+    before = whole.read_bytes()
+    whole.write_bytes(before[::-1])
+    async with Daemon(config) as daemon, aiohttp.ClientSession() as session:
+        caller = Caller(session, daemon)
+        await caller.until(caller.settled)
+        assert (await caller.infer([[0.0, 1.0, -1.0]]))[0] == 200
+
+        async def mended() -> bool:
+            return whole.read_bytes() == before and await caller.settled()
+
+        await caller.until(mended)
+        [first, *_] = opened(daemon.service._repository.serving("tiny"))
+    assert first.path == whole  # type: ignore[attr-defined]
+
+
+def opened(model: ServedModel) -> list[Segment]:
+    """The whole and the halves of each cut as the daemon opens them, once what goes on in the background is done."""
+    paths = [Path(model.card.path)]
+    paths += [model.folder / f"{cut.id}.{half}.onnx" for cut in model.card.cuts for half in ("head", "tail")]
+    for _ in range(2):
+        model.store.warm(paths).result(30)
+    return [model.store.get(path) for path in paths]
 
 
 async def test_a_model_replaced_in_place_answers_with_its_new_weights_once_loaded(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -151,6 +151,9 @@ class InProcessWorkbench:
         self.jobs.append("part")
         return await asyncio.to_thread(workbench.part, model, folder, cut, node_bitmap)
 
+    async def optimise(self, model: Path, folder: Path, cuts: Collection[str]) -> None:
+        """Nothing is made: what is opened is what was cut."""
+
 
 @dataclass
 class Device:
@@ -218,10 +221,11 @@ async def make_house(tmp_path: Path) -> AsyncIterator[MakeHouse]:
     def make(*, budget_bytes: int = 1 << 28, inflight_bytes: int = 1 << 26) -> House:
         segments = SegmentStore(OrtEngine(), threads=1, budget_bytes=1 << 28)
         bench = InProcessWorkbench()
+        made_segments = Segments(tmp_path / "cache", bench, prefer=segments.prefer, runtime=OrtEngine().name)
         house = House(
             companion=Companion(
                 store=ModelStore(tmp_path / "state" / "models", budget_bytes=budget_bytes),
-                segments=Segments(tmp_path / "cache", bench),
+                segments=made_segments,
                 executor=LocalExecutor(segments),
                 admission=Admission(Bounds(inflight_bytes=inflight_bytes)),
                 metrics=Metrics(),
@@ -237,6 +241,7 @@ async def make_house(tmp_path: Path) -> AsyncIterator[MakeHouse]:
         for task in house.tasks:
             task.cancel()
         await asyncio.gather(*house.tasks, return_exceptions=True)
+        await house.companion.segments.close()
         house.companion.executor.close()
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from split.errors import InvalidModel
 from split.runtime.engine import Segment
+from split.runtime.optimised import Optimised
 from split.runtime.store import SegmentStore
 from split.tensor import Array, Tensors
 
@@ -28,7 +29,8 @@ class Opened:
 class CountingEngine:
     name = "counting"
 
-    def __init__(self) -> None:
+    def __init__(self, *, refuses_optimised: bool = False) -> None:
+        self.refuses_optimised = refuses_optimised
         self.opened: list[str] = []
         self.entered = threading.Event()
         self.may_finish = threading.Event()
@@ -40,6 +42,12 @@ class CountingEngine:
         self.opened.append(path.name)
         if path.name.startswith("bad"):
             raise InvalidModel(f"{path} is bad")
+        return Opened()
+
+    def open_optimised(self, path: Path, *, threads: int, prepack: bool) -> Segment:
+        self.opened.append(f"optimised {path.name}{' prepacked' if prepack else ''}")
+        if self.refuses_optimised:
+            raise InvalidModel(f"{path} is of another runtime")
         return Opened()
 
 
@@ -150,3 +158,108 @@ def test_a_folder_can_be_forgotten(tmp_path: Path) -> None:
     assert [store.is_open(a), store.is_open(b)] == [False, True]
     store.clear()
     assert store.used_bytes == 0
+
+
+def optimised(path: Path, *, prepacked: bool = True, weights: dict[int, int] | None = None) -> Optimised:
+    place = path.parent / "optimised"
+    found = {(place / "weights.bin", offset): size for offset, size in (weights or {0: 500}).items()}
+    return Optimised(path=place / path.name, prepacked=prepacked, bytes=10, weights=found)
+
+
+def settle(store: SegmentStore) -> None:
+    """Wait until nothing is left to do in the background."""
+    store.warm([]).result(30)
+    store.warm([]).result(30)
+
+
+def test_the_optimised_form_is_opened_quickly_and_then_laid_out_in_the_background(tmp_path: Path) -> None:
+    engine = CountingEngine()
+    store = SegmentStore(engine, threads=1, budget_bytes=1000)
+    [a] = files(tmp_path, {"a.onnx": 10})
+    store.prefer({a: optimised(a)})
+    first = store.get(a)
+    settle(store)
+    assert engine.opened == ["optimised a.onnx", "optimised a.onnx prepacked"]
+    assert store.get(a) is not first
+    assert store.used_bytes == 510
+    store.close()
+
+
+def test_a_segment_that_is_open_changes_over_when_its_optimised_form_is_there(tmp_path: Path) -> None:
+    engine = CountingEngine()
+    store = SegmentStore(engine, threads=1, budget_bytes=1000)
+    [a] = files(tmp_path, {"a.onnx": 10})
+    plain = store.get(a)
+    store.prefer({a: optimised(a, prepacked=False)})
+    settle(store)
+    assert engine.opened == ["a.onnx", "optimised a.onnx"]
+    assert store.get(a) is not plain
+    assert isinstance(plain, Opened)
+    assert not plain.closed  # whoever still holds it may run it
+    store.close()
+
+
+def test_an_optimised_form_that_the_engine_refuses_gives_way_to_what_was_cut(tmp_path: Path) -> None:
+    engine = CountingEngine(refuses_optimised=True)
+    store = SegmentStore(engine, threads=1, budget_bytes=1000)
+    [a] = files(tmp_path, {"a.onnx": 10})
+    store.prefer({a: optimised(a)})
+    store.get(a)
+    settle(store)
+    assert engine.opened == ["optimised a.onnx", "a.onnx"]
+    store.close()
+
+
+def test_weights_that_optimised_segments_share_count_once(tmp_path: Path) -> None:
+    store = SegmentStore(CountingEngine(), threads=1, budget_bytes=10_000)
+    a, b = files(tmp_path, {"a.onnx": 10, "b.onnx": 10})
+    store.prefer({a: optimised(a, weights={0: 100, 4096: 200}), b: optimised(b, weights={4096: 200, 8192: 50})})
+    store.get(a)
+    store.get(b)
+    settle(store)
+    assert store.used_bytes == 10 + 10 + 100 + 200 + 50
+    store.close()
+
+
+def test_what_is_forgotten_is_opened_as_it_was_cut(tmp_path: Path) -> None:
+    engine = CountingEngine()
+    store = SegmentStore(engine, threads=1, budget_bytes=1000)
+    [a] = files(tmp_path, {"a.onnx": 10})
+    store.prefer({a: optimised(a)})
+    store.forget(tmp_path)
+    store.get(a)
+    assert engine.opened == ["a.onnx"]
+    store.close()
+
+
+def test_warming_up_opens_what_it_can_and_leaves_the_rest_to_whoever_asks(tmp_path: Path) -> None:
+    engine = CountingEngine()
+    store = SegmentStore(engine, threads=1, budget_bytes=1000)
+    bad, good = files(tmp_path, {"bad.onnx": 10, "good.onnx": 10})
+    store.warm([bad, good]).result(30)
+    assert store.is_open(good)
+    assert not store.is_open(bad)
+    with pytest.raises(InvalidModel):
+        store.get(bad)
+    store.close()
+
+
+def test_activation_is_free_when_open_and_learned_when_not(tmp_path: Path) -> None:
+    store = SegmentStore(CountingEngine(), threads=1, budget_bytes=1000)
+    a, b, c = files(tmp_path, {"a.onnx": 10, "b.onnx": 10, "c.onnx": 10})
+    store.prefer({c: optimised(c)})
+    assert store.activation_ms(a) > store.activation_ms(c) > 0  # to optimise takes longer than to map
+    store.get(a)
+    assert store.activation_ms(a) == 0
+    assert 0 < store.activation_ms(b) < 100  # as the other one that was opened as it was cut: a stand-in
+    store.close()
+
+
+def test_a_scan_over_all_segments_does_not_drive_out_the_one_in_use(tmp_path: Path) -> None:
+    store = SegmentStore(CountingEngine(), threads=1, budget_bytes=250)
+    used, *others = files(tmp_path, {f"{n}.onnx": 100 for n in range(6)})
+    store.get(used)
+    store.get(used)
+    for path in others:
+        store.get(path)
+    assert store.is_open(used)
