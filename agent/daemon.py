@@ -9,6 +9,7 @@ import signal
 
 from agent.compute import Compute
 from agent.config import AgentConfig
+from agent.dialler import DIAL_TIMEOUT_S
 from agent.fingerprint import Fingerprint, take_fingerprint
 from agent.golden import Golden
 from agent.health import Health
@@ -35,12 +36,11 @@ from split.systemd import feed_watchdog, notify
 from split.transport.channel import Channel
 from split.transport.retry import Backoff
 from split.transport.tls import dial
-from split.wire.limits import MAX_MESSAGE_BYTES
+from split.wire.limits import DEFAULT_LIMITS
 from split.wire.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, Hello
 
 log = logging.getLogger(__name__)
 
-DIAL_TIMEOUT_S = 5.0
 MAX_BODY_BYTES = 64 << 20
 """One request: a batch of a hundred 224 × 224 pictures as tensors. One caller must not take the whole budget."""
 
@@ -173,7 +173,7 @@ class Daemon:
                 minor=PROTOCOL_MINOR,
                 agent=f"isthmus {VERSION}",
                 runtime=self._engine.name,
-                max_message_bytes=MAX_MESSAGE_BYTES,
+                max_message_bytes=DEFAULT_LIMITS.max_message_bytes,
                 codecs=CODECS,
                 image=image_fingerprint(),
             ),

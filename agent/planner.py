@@ -22,6 +22,7 @@ from split.plan.estimate import CloudQueue, Drift, Residual
 from split.plan.link import Link
 from split.plan.observation import Flags, Floats, LinkEstimate, Observation, RemoteView
 from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
+from split.plan.predict import scale_of
 from split.plan.table import Column, PlanTable
 from split.profiles.contract import Contract
 from split.profiles.measured import ModelProfile
@@ -46,6 +47,8 @@ PROBE_BUSY_S: Final = 3.0
 """Under traffic that stays local, the rate is looked at so often."""
 WORTH_A_TABLE: Final = 0.005
 """A residual that moved a cost by less is not worth a new table (30 µs): measurements scatter by ten times as much."""
+REQUEST_METADATA_BYTES: Final = 4096
+"""What a request's message has beside its payload: ids, the names of outputs, how to prepare a picture."""
 RATE_SIGMA_MAX: Final = 0.5
 """A rate known worse than this (relative) is worth a probe."""
 
@@ -70,11 +73,19 @@ class _Model:
     cloud: Drift = field(default_factory=lambda: Drift(prior_sigma=0.2))
     head_residuals: dict[CutId | Placement, Residual] = field(default_factory=dict)
     tail_residuals: dict[CutId | Placement, Residual] = field(default_factory=dict)
+    reply: Drift = field(default_factory=lambda: Drift(prior_sigma=0.5))
+    """Of decoding replies here."""
+    cloud_image: Drift = field(default_factory=lambda: Drift(prior_sigma=0.5))
+    """Of decoding pictures there."""
     ready: bool = False
+    not_ready: str = ""
+    """Why it is not ready yet, where that is known."""
     speed_ratio: float = 1.0
     cloud_image_ms: float = 0.0
     forbidden: str = ""
     encoded_why_not: str = ""
+    cuts_not_open: dict[CutId, str] = field(default_factory=dict)
+    """Cuts that the companion does not hold open, and why."""
     incumbent: int = LOCAL_ROW
     """Before the first choice, remote plans must beat local as if it had been chosen."""
 
@@ -119,6 +130,10 @@ class Planner:
         self._link = Link()
         self._queue = CloudQueue()
         self._lost = "no companion is connected yet"
+        """Why there is no connection that takes requests; "" while there is one."""
+        self._silent = ""
+        """Why nothing is sent on it for the moment; "" otherwise."""
+        self._payload_bytes_max = math.inf
 
     # -- models -------------------------------------------------------------------------------------------------------
 
@@ -173,8 +188,7 @@ class Planner:
 
     def scale(self, name: str, facts: RequestFacts) -> float:
         """Size of this request's inputs relative to those that the profile holds for; times grow with it."""
-        table = self._model(name).table
-        return facts.input_bytes / table.input_bytes if table.input_bytes and facts.input_bytes else 1.0
+        return scale_of(self._model(name).table, facts)
 
     def image_ms(self, name: str) -> float:
         """Expected device time to prepare an encoded input; drift and slowdown in."""
@@ -190,39 +204,56 @@ class Planner:
 
     def local_only_reason(self, name: str) -> str:
         """Why this model runs on the device only at this moment; "" when the companion may be used."""
-        model = self._model(name)
-        if model.forbidden:
-            return model.forbidden
-        if self._lost:
-            return self._lost
-        return "" if model.ready else "the companion is not ready for this model yet"
+        return self._why_local(self._model(name))
 
     # -- the companion ------------------------------------------------------------------------------------------------
 
-    def companion_ready(self, name: str, whole_ms: float, image_ms: float) -> None:
-        """The companion runs this model, compared and found equal: offload may be used; an earlier ban is lifted.
+    def connected(self, *, max_message_bytes: int) -> None:
+        """A new connection, to a companion that takes messages of this size: it must make every model ready anew.
 
-        The first model that is ready after a loss stands for a new connection: the others must be made ready anew.
+        What is known of the link stays, as uncertain as it has become; its rate is worth a look.
         """
+        self._lost = self._silent = ""
+        self._payload_bytes_max = max_message_bytes - REQUEST_METADATA_BYTES
+        self._weighed_at_s = -math.inf
+        for model in self._models.values():
+            self._not_ready(model)
+
+    def companion_lost(self, why: str) -> None:
+        """The connection is gone, or takes no new request (a sentence says why): local plans only until the next."""
+        self._lost, self._silent = why or "the companion is gone", ""
+
+    def companion_silent(self, why: str) -> None:
+        """Nothing is heard on the connection (a sentence says why): local plans only, what is ready stays so."""
+        self._silent = why or "the companion is silent"
+
+    def companion_back(self) -> None:
+        """The silent connection speaks again."""
+        self._silent = ""
+
+    def companion_ready(self, name: str, whole_ms: float, image_ms: float) -> None:
+        """The companion runs this model, compared and found equal: offload may be used; an earlier ban is lifted."""
         model = self._model(name)
-        if self._lost:
-            self._lost, self._weighed_at_s = "", -math.inf
-            for other in self._models.values():
-                other.ready = False
+        self._not_ready(model)
         speed = whole_ms / model.profile.whole_ms if whole_ms > 0.0 and model.profile.whole_ms > 0.0 else 1.0
-        model.ready, model.forbidden, model.speed_ratio = True, "", speed
+        model.ready, model.speed_ratio = True, speed
         model.cloud_image_ms = image_ms if image_ms > 0.0 else model.profile.image_ms * speed
         model.cloud_ms = model.measured.costs[Column.TAIL] * speed
-        model.opened = _only_local(model.table)
-        model.cloud = Drift(prior_sigma=0.2)
+        model.cloud, model.cloud_image = Drift(prior_sigma=0.2), Drift(prior_sigma=0.5)
         model.tail_residuals.clear()
         if (rows := model.groups.get(Placement.OFFLOAD)) is not None:
             model.opened = model.opened | rows
         model.table = model.table.with_compute(tail_ms=model.cloud_ms)
 
+    def companion_not_ready(self, name: str, why: str) -> None:
+        """This model could not be made ready so far (a sentence says why). Unknown names are ignored."""
+        if (model := self._models.get(name)) is not None:
+            model.not_ready = why
+
     def segment_ready(self, name: str, cut: CutId, tail_ms: float) -> None:
         """The companion holds this cut's tail open, compared and found equal: its splits may be used."""
         model = self._model(name)
+        model.cuts_not_open.pop(cut, None)
         if (rows := model.groups.get(cut)) is None:
             return  # a cut of the card that was never measured here: no plan uses it
         model.opened = model.opened | rows
@@ -230,13 +261,10 @@ class Planner:
             model.cloud_ms = np.where(rows, tail_ms, model.cloud_ms)
             model.table = model.table.with_compute(tail_ms=model.cloud_ms)
 
-    def companion_lost(self, why: str, now_s: float) -> None:
-        """No request goes there from now on (a sentence says why); local plans only."""
-        self._lost = why or "the companion is gone"
-
-    def companion_back(self, now_s: float) -> None:
-        """The same connection speaks again: what was ready still is."""
-        self._lost = ""
+    def segment_not_ready(self, name: str, cut: CutId, why: str) -> None:
+        """This cut is not open there (a sentence says why), the model's others may be. Unknown names are ignored."""
+        if (model := self._models.get(name)) is not None:
+            model.cuts_not_open[cut] = why
 
     def forbid_remote(self, name: str, why: str | None) -> None:
         """This model may not be shared with the companion, or (None) may again. Unknown names are ignored."""
@@ -259,11 +287,23 @@ class Planner:
         self._observe_link(up_bytes, down_bytes, network_ms, now_s)
         self._heard_at_s = now_s
 
-    def observe_late(self, up_bytes: int, waited_ms: float, now_s: float) -> None:
-        """A request was given up after `waited_ms`: the link took at least that long. Without it a link that became
-        too slow to answer in time would never teach anything."""
-        if waited_ms > self._link.estimate(now_s).transfer_ms(up_bytes, 0.0):
-            self._observe_link(up_bytes, 0, waited_ms, now_s)
+    def observe_late(self, up_bytes: int, network_ms: float, now_s: float) -> None:
+        """A request was given up: the link took at least `network_ms`, what the companion was expected to need taken
+        off. Without it a link that became too slow to answer in time would never teach anything."""
+        if network_ms > self._link.estimate(now_s).transfer_ms(up_bytes, 0.0):
+            self._observe_link(up_bytes, 0, network_ms, now_s)
+
+    def observe_reply(
+        self, digest: str, codec: str, *, down_bytes: int, decode_ms: float, cloud_decode_ms: float
+    ) -> None:
+        """A reply of `down_bytes` was decoded here in `decode_ms` (slowdown not in), its request's payload over there
+        in `cloud_decode_ms`: with codec `encoded` that was the picture."""
+        for model in self._models.values():
+            if model.profile.digest != digest:
+                continue
+            model.reply.observe(decode_ms, model.table.reply_ms_per_byte * down_bytes)
+            if codec == "encoded":
+                model.cloud_image.observe(cloud_decode_ms, model.cloud_image_ms)
 
     def observe_cloud(self, name: str, plan: Plan, queue_ms: float, tail_ms: float) -> None:
         """A reply told how long this plan's rest waited and computed at the companion; it was observed as a transfer
@@ -314,7 +354,7 @@ class Planner:
         Only where no transfer informs. The round trip is asked for every 0.5 s under traffic and every 15 s otherwise;
         the rate once after a connect, and under traffic every 3 s, or at once where it is unsure or has just surprised.
         """
-        if not self._models or self._lost:
+        if not self._models or self._lost or self._silent:
             return 0
         link = self._link.estimate(now_s)
         busy = now_s - self._decided_at_s < BUSY_S
@@ -350,17 +390,18 @@ class Planner:
         link = self._link.estimate(now_s)
         return {
             "link": dict(link.as_mapping()) if self._link.observations else {},
-            "remote_reason": self._lost,
-            "models": {name: self._model_snapshot(name, model) for name, model in self._models.items()},
+            "remote_reason": self._lost or self._silent,
+            "models": {name: self._model_snapshot(model) for name, model in self._models.items()},
         }
 
-    def _model_snapshot(self, name: str, model: _Model) -> Mapping[str, object]:
+    def _model_snapshot(self, model: _Model) -> Mapping[str, object]:
         return {
             "plans": len(model.table),
             "allowed_now": int(np.count_nonzero(model.opened & model.table.allowed[0])),
             "edge_drift": model.edge.ratio,
             "cloud_drift": model.cloud.ratio,
-            "local_only_reason": self.local_only_reason(name),
+            "local_only_reason": self._why_local(model),
+            "cuts_not_open": dict(model.cuts_not_open),
         }
 
     # -- inside -------------------------------------------------------------------------------------------------------
@@ -371,8 +412,20 @@ class Planner:
             raise UnknownModel(f"the planner does not know model {name!r}; it is not ready")
         return model
 
+    def _why_local(self, model: _Model) -> str:
+        """Why this model runs here only at this moment, the most lasting reason first; "" when it may be shared."""
+        if why := model.forbidden or self._lost or self._silent:
+            return why
+        return "" if model.ready else model.not_ready or "the companion is not ready for this model yet"
+
+    def _not_ready(self, model: _Model) -> None:
+        """Nothing that an earlier connection said about it holds."""
+        model.ready, model.not_ready, model.forbidden = False, "", ""
+        model.opened = _only_local(model.table)
+        model.cuts_not_open.clear()
+
     def _observation(self, model: _Model, edge_queue_ms: float, now_s: float) -> Observation:
-        why_not = model.forbidden or self._lost or ("" if model.ready else "the companion is not ready for it yet")
+        why_not = self._why_local(model)
         return Observation(
             edge_queue_ms=edge_queue_ms,
             slowdown=self._slowdown,
@@ -381,6 +434,7 @@ class Planner:
             image_ms=model.profile.image_ms,
             image_ratio=model.image.ratio,
             codec_ratio=model.codec.ratio,
+            reply_ratio=model.reply.ratio,
             remote=None if why_not else self._remote(model, now_s),
             remote_why_not=why_not,
             incumbent=model.incumbent,
@@ -398,11 +452,12 @@ class Planner:
             beta=model.cloud.ratio,
             beta_sigma=model.cloud.sigma,
             speed_ratio=model.speed_ratio,
-            image_ms=model.cloud_image_ms,
+            image_ms=model.cloud_image_ms * (model.cloud_image if model.cloud_image.count else model.cloud).ratio,
             queue_ms=queue_ms,
             queue_sigma_ms=queue_sigma_ms,
             opened=model.opened,
             encoded_why_not=model.encoded_why_not,
+            payload_bytes_max=self._payload_bytes_max,
         )
 
 

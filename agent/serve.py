@@ -114,7 +114,7 @@ class Serve:
         must_come = request.model.contract.behaviour.fallback.strategy == "fail"
         try:
             await self._prepare(request, decision, prepared)
-            remote = self._send(request, plan, prepared)
+            remote = self._send(request, decision, prepared)
         except IsthmusError as error:  # a head that fails, no room, a companion that is gone: it still runs here
             if must_come:
                 raise
@@ -152,7 +152,8 @@ class Serve:
             if stage in stages_ms:
                 self._learn(request, plan, stage, stages_ms[stage])
 
-    def _send(self, request: InferenceRequest, plan: Plan, prepared: Prepared) -> asyncio.Future[RemoteReply]:
+    def _send(self, request: InferenceRequest, decision: Decision, prepared: Prepared) -> asyncio.Future[RemoteReply]:
+        plan, expected_ms = decision.chosen.plan, decision.chosen.stages_ms
         assert plan.codec is not None
         made_there = None if plan.cut is None else request.model.card.cut(plan.cut).tail_outputs
         message = Infer(
@@ -165,7 +166,8 @@ class Serve:
             outputs=tuple(name for name in request.outputs if made_there is None or name in made_there),
             encoded=request.model.image_rules() if plan.codec == "encoded" else {},
         )
-        return self._uplink.infer(message, prepared.payload, priority=Priority.NORMAL)
+        cloud_ms = expected_ms["cloud_queue"] + expected_ms["cloud_decode"] + expected_ms["tail"]
+        return self._uplink.infer(message, prepared.payload, priority=Priority.NORMAL, cloud_ms=cloud_ms)
 
     async def _reply(
         self, request: InferenceRequest, decision: Decision, remote: asyncio.Future[RemoteReply]

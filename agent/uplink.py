@@ -1,9 +1,14 @@
-"""The device's side of the channel: one owner of the connection to a companion, and the requests that wait on it.
+"""The device's side of the channel: one connection to a companion, and the requests that wait on it.
 
-It dials (with back-off, over all configured companions), brings every model over, holds golden outputs against the
-companion's before a model is shared (I10), opens the cuts, sends requests and hands replies back, pings. It never
-decides and never runs a model; what it learns goes to the planner. A dead or silent companion fails nothing here: the
-waiting requests get ConnectionLost and `serve` finishes them on the device.
+It keeps a connection (`dialler.py` makes them), has every model shared over it (`openings.py`), sends requests, hands
+replies back, pings. It never decides and never runs a model; what it learns goes to the planner. A dead or silent
+companion fails nothing here: the waiting requests get a ChannelError and `serve` finishes them on the device.
+
+    connected ── a reply is late, or a ping is unanswered ──► silent ── anything is heard ──► connected
+        │                                                       │
+        │ Goodbye                                               │ another connection opened, dialled beside this one
+        ▼                                                       ▼
+    leaving ── no reply is awaited any more ──► hung up ◄───────┘
 """
 
 from __future__ import annotations
@@ -12,61 +17,53 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Final
 
+from agent.dialler import Dial, Dialler, Opened
 from agent.golden import Golden
+from agent.openings import Openings
 from agent.planner import Planner
 from agent.repository import ServedModel
-from split.codec.golden import differs
-from split.codec.image import image_fingerprint
 from split.codec.payload import decode
-from split.errors import (
-    ChannelError,
-    CompanionRefused,
-    ConnectionLost,
-    IdentityError,
-    IsthmusError,
-    RemoteProtocolError,
-)
-from split.ids import CutId
+from split.errors import ChannelError, CompanionRefused, ConnectionLost, IsthmusError, RemoteProtocolError, TooLarge
 from split.tensor import Tensors
 from split.transport.channel import Buffer, Channel, Incoming
-from split.transport.retry import IDENTITY_RETRY_S, Backoff
+from split.transport.retry import Backoff
 from split.wire.messages import (
     Cancel,
     Goodbye,
     Infer,
-    Message,
-    ModelChunk,
     ModelNeed,
-    ModelOffer,
     ModelReady,
     Ping,
     Pong,
     Priority,
     Refused,
     Reply,
-    SegmentOpen,
     SegmentReady,
 )
 
 log = logging.getLogger(__name__)
 
-CHUNK_BYTES = 256 * 1024
-"""Model chunks: small enough that a request never waits long behind one."""
-BULK_WINDOW_BYTES = 1024 * 1024
-"""Model bytes queued ahead of the socket; more would only delay requests."""
-SETUP_TIMEOUT_S = 120.0
-"""For one answer while a model or a cut is being opened (the companion cuts it first)."""
-TICK_S = 0.25
+TICK_S: Final = 0.25
 """Heartbeat while requests wait or a probe is due (evidence: a silent peer must be noticed within a second)."""
-STABLE_S = 1.0
+STABLE_S: Final = 1.0
 """A connection that lived so long was a good one: the back-off starts anew after it."""
-SILENCE_S = 10.0
-"""No byte for so long although a ping is out: the connection is given up and dialled anew."""
+SILENCE_S: Final = 5.0
+"""A ping unanswered and nothing heard for so long: another connection is dialled beside this one.
+
+A way that was broken for t < 5 s heals: TCP sends again within t (its timer doubles), and after 5 s the dial is under
+way, so that remote use is back within min(t, 5 − t) ≤ 2.5 s; `dialler.py` sums up what follows a longer break.
+Not shorter, or a slow link would pass for a dead one: up to 112 KiB are ahead of a ping (a frame of 64, and 16 each in
+TLS, beneath it and unsent in the kernel), which take 5 s at 180 kbit/s."""
+SILENCE_MAX_S: Final = 20.0
+"""What it doubles to while one connection after the other is replaced: then the link is slow, not dead."""
+SETTLED_S: Final = 60.0
+"""A connection that lived so long shows that SILENCE_S is enough."""
+PINGS_OUT: Final = 4
+"""Unanswered pings at once; more would tell nothing more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +87,8 @@ class _Waiting:
     sent_at_s: float
     up_bytes: int
     """Payload and what was queued before it: all that had to travel first."""
-
-
-_Key = tuple[str, str, str]
-"""(model | segment, digest, cut)."""
-
-Dial = Callable[[str], Awaitable[Channel]]
+    cloud_ms: float
+    """What the companion is expected to need of the time."""
 
 
 class Uplink:
@@ -104,50 +97,51 @@ class Uplink:
     def __init__(
         self, *, companions: Sequence[str], dial: Dial, planner: Planner, golden: Golden, backoff: Backoff
     ) -> None:
-        self._companions = tuple(companions)
-        self._dial = dial
+        self._dialler = Dialler(companions=companions, dial=dial, backoff=backoff, on_failure=self._not_connected)
         self._planner = planner
         self._golden = golden
-        self._backoff = backoff
+        self._draw = backoff.draw
         self._channel: Channel | None = None
+        self._openings: Openings | None = None
         self._models: dict[str, ServedModel] = {}
         self._waiting: dict[tuple[str, int], _Waiting] = {}
-        self._answers: dict[_Key, asyncio.Queue[Message]] = {}
-        """Set-up answers awaited, by what was asked."""
         self._pings: dict[int, tuple[float, int]] = {}
-        """Nonce → when it was sent, and its padding in bytes."""
+        """Nonce → when it was sent, and its padding in bytes; the oldest first."""
         self._nonces = itertools.count(1)
-        self._setups: dict[str, asyncio.Task[None]] = {}
         self._heard_at_s = 0.0
+        self._silence_s = SILENCE_S
         self._suspected = False
+        self._leaving = False
+        """The companion said goodbye: nothing new on this connection."""
         self._task: asyncio.Task[None] | None = None
-        self.address = ""
-        self.state = "no companion configured" if not companions else "connecting"
+        self.address = companions[0] if companions else ""
+        self.state = "connecting" if companions else "no companion configured"
         self.connects = 0
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        if self._companions:
+        if self.address:
             self._task = asyncio.create_task(self._keep_connected(), name="uplink")
         else:
-            self._planner.companion_lost(self.state, self._now())
+            self._planner.companion_lost(self.state)
 
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+        await self._dialler.close()
 
     def serve_model(self, model: ServedModel) -> None:
         """From now on this model may be shared with a companion."""
         self._models[model.name] = model
-        if self._channel is not None:
-            self._begin_setup(self._channel, model)
+        if self._openings is not None:
+            self._openings.begin(model)
 
     def drop_model(self, model: ServedModel) -> None:
         self._models.pop(model.name, None)
-        if (task := self._setups.pop(model.name, None)) is not None:
-            task.cancel()
+        if self._openings is not None:
+            self._openings.drop(model.name)
 
     @property
     def peer(self) -> str:
@@ -159,20 +153,27 @@ class Uplink:
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def infer(self, message: Infer, payload: Sequence[Buffer], *, priority: Priority) -> asyncio.Future[RemoteReply]:
+    def infer(
+        self, message: Infer, payload: Sequence[Buffer], *, priority: Priority, cloud_ms: float = 0.0
+    ) -> asyncio.Future[RemoteReply]:
         """Send one request; the future gets its reply, or a ChannelError as soon as it is known that none will come.
 
-        Raises ConnectionLost at once when there is no companion, Overloaded when the channel's byte bound is reached.
+        `cloud_ms`: what the companion is expected to need, so that lateness is not all put down to the link.
+        Raises ConnectionLost at once when there is no companion, Overloaded when the channel's byte bound is reached,
+        CompanionRefused (TOO_LARGE) for a message that the companion does not take.
         """
         channel = self._channel
-        if channel is None:
+        if channel is None or self._leaving:
             raise ConnectionLost(f"no companion: {self.state}")
         ahead = channel.queued_bytes
-        channel.send(message, payload, priority=priority)
+        try:
+            channel.send(message, payload, priority=priority)
+        except TooLarge as error:  # no mistake of the caller's: the device takes what the companion does not
+            raise CompanionRefused(error.code, f"the companion {self.address} does not take it: {error}") from error
         future = asyncio.get_running_loop().create_future()
         size = sum(memoryview(part).nbytes for part in payload)
         self._waiting[message.request_id, message.attempt] = _Waiting(
-            future=future, asked=message, sent_at_s=self._now(), up_bytes=ahead + size
+            future=future, asked=message, sent_at_s=self._now(), up_bytes=ahead + size, cloud_ms=cloud_ms
         )
         return future
 
@@ -182,7 +183,8 @@ class Uplink:
         if waiting is None or self._channel is None:
             return
         now_s = self._now()
-        self._planner.observe_late(waiting.up_bytes, (now_s - waiting.sent_at_s) * 1000, now_s)
+        network_ms = (now_s - waiting.sent_at_s) * 1000 - waiting.cloud_ms
+        self._planner.observe_late(waiting.up_bytes, network_ms, now_s)
         self._channel.forget(request_id, attempt)
         try:
             self._channel.send(Cancel(request_id=request_id, attempt=attempt), priority=Priority.CONTROL)
@@ -191,10 +193,9 @@ class Uplink:
 
     def suspect(self) -> None:
         """A reply is late: no new request goes there until something is heard again."""
-        if self._channel is not None and not self._suspected:
-            self._suspected = True
-            self.state = "silent"
-            self._planner.companion_lost(f"the companion {self.address} does not answer in time", self._now())
+        if self._channel is not None and not self._suspected and not self._leaving:
+            self._suspected, self.state = True, "silent"
+            self._planner.companion_silent(f"the companion {self.address} does not answer in time")
             self._ping(0)
 
     # -- connection ---------------------------------------------------------------------------------------------------
@@ -203,61 +204,81 @@ class Uplink:
         return asyncio.get_running_loop().time()
 
     async def _keep_connected(self) -> None:
-        for address in itertools.cycle(self._companions):
-            self.address = address
-            refused = False
-            try:
-                channel = await self._dial(address)
-            except Exception as error:  # whatever it is, the next address or the next try may do
-                if not isinstance(error, IsthmusError | OSError | TimeoutError):
-                    log.exception("companion=%s cannot be dialled", address)
-                self.state = f"cannot connect: {error or 'timed out'}"
-                refused = isinstance(error, IdentityError) and len(self._companions) == 1
+        opened = await self._dialler.open()
+        while True:
+            began_at_s = self._now()
+            successor = await self._live_with(opened)
+            lived_s = self._now() - began_at_s
+            if successor is None:
+                self._silence_s = SILENCE_S
+                if lived_s > STABLE_S:
+                    self._dialler.worked()
+                await self._dialler.pause()
+                successor = await self._dialler.open()
             else:
-                started_at_s = self._now()
-                try:
-                    await self._live_with(channel)
-                except ChannelError as error:
-                    self.state = f"lost: {error}"
-                except Exception:  # a bug of ours must not end remote use for ever
-                    log.exception("companion=%s the connection is given up", address)
-                    self.state = "lost: an internal error, the daemon's log says more"
-                finally:
-                    self._channel = None
-                    self._fail_all(ConnectionLost(f"companion {address} {self.state}"))
-                    await channel.close("the device is going")
-                if self._now() - started_at_s > STABLE_S:
-                    self._backoff.succeeded()
-            self._planner.companion_lost(f"companion {address} {self.state}", self._now())
-            delay_s = max(self._backoff.failed(), IDENTITY_RETRY_S if refused else 0.0)
-            log.warning("companion=%s %s; next try in %.1f s", address, self.state, delay_s)
-            await asyncio.sleep(delay_s)
+                self._silence_s = SILENCE_S if lived_s > SETTLED_S else min(2 * self._silence_s, SILENCE_MAX_S)
+            opened = successor
 
-    async def _live_with(self, channel: Channel) -> None:
-        """Until the connection ends (it always ends with a ChannelError)."""
-        self._channel, self.state, self.connects = channel, "connected", self.connects + 1
-        self._suspected, self._heard_at_s = False, self._now()
+    def _not_connected(self, why: str) -> None:
+        """A round of dialling has failed. Beside a connection that is only silent so far, that changes nothing."""
+        if self._channel is None:
+            self.state = why
+            self._planner.companion_lost(why)
+
+    async def _live_with(self, opened: Opened) -> Opened | None:
+        """Use this connection until it ends; the one that has taken its place, if any."""
+        channel = self._channel = opened.channel
+        self.address, self.state, self.connects = opened.address, "connected", self.connects + 1
+        self._suspected = self._leaving = False
+        self._heard_at_s = self._now()
         self._pings.clear()
+        self._planner.connected(max_message_bytes=channel.peer_hello.max_message_bytes)
         log.info("companion=%s connected as %s (%s)", self.address, channel.peer.name, channel.peer_hello.runtime)
+        openings = self._openings = Openings(channel, planner=self._planner, golden=self._golden, draw=self._draw)
         for model in self._models.values():
-            self._begin_setup(channel, model)
+            openings.begin(model)
         self._ping(0)
-        beat = asyncio.create_task(self._keep_beating(channel), name="heartbeat")
+        receiving = asyncio.create_task(self._receive(channel), name="receive")
+        watching = asyncio.create_task(self._watch(), name="heartbeat")
+        successor: Opened | None = None
+        why = "the device is going"
+        try:
+            await asyncio.wait((receiving, watching), return_when=asyncio.FIRST_COMPLETED)
+            match (watching if watching.done() else receiving).result():
+                case Opened() as successor:
+                    why = "lost: nothing was heard, and dialling anew worked"
+                case why:
+                    pass
+        finally:
+            self._channel = self._openings = None
+            self.state = why
+            self._fail_all(ConnectionLost(f"companion {self.address} {why}"))
+            self._planner.companion_lost(f"companion {self.address} {why}")
+            self._dialler.hang_up(channel, why)
+            receiving.cancel()
+            if not watching.cancel() and successor is None:
+                self._dialler.call_off(watching)  # it had just ended with a connection that nobody takes
+            await asyncio.wait((receiving, watching))
+            await openings.close()
+        log.warning("companion=%s %s", opened.address, why)
+        return successor
+
+    async def _receive(self, channel: Channel) -> str:
+        """Take what comes until the connection ends; why it did."""
         try:
             while True:
-                self._take(channel, await channel.receive())
-        finally:
-            tasks = [beat, *self._setups.values()]
-            self._setups.clear()
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+                self._take(await channel.receive())
+        except ChannelError as error:
+            return f"lost: {error}"
+        except Exception:  # a bug of ours must not end remote use for ever
+            log.exception("companion=%s the connection is given up", self.address)
+            return "lost: an internal error, the daemon's log says more"
 
-    def _take(self, channel: Channel, incoming: Incoming) -> None:
+    def _take(self, incoming: Incoming) -> None:
         self._heard_at_s = self._now()
         if self._suspected:
             self._suspected, self.state = False, "connected"
-            self._planner.companion_back(self._now())
+            self._planner.companion_back()
         match incoming.message:
             case Reply():
                 self._take_reply(incoming.message, incoming)
@@ -265,23 +286,26 @@ class Uplink:
                 waiting = self._waiting.pop((request_id, refused.attempt), None)
                 if waiting is not None and not waiting.future.done():
                     waiting.future.set_exception(CompanionRefused(refused.code, refused.message))
-            case ModelNeed(digest=digest) as answer:
-                self._answer(("model", digest, ""), answer)
-            case ModelReady(digest=digest) as answer:
-                self._answer(("model", digest, ""), answer)
-            case SegmentReady(digest=digest, cut=cut) as answer:
-                self._answer(("segment", digest, cut), answer)
-            case Refused(digest=digest, cut=cut) as answer:
-                self._answer(("segment" if cut else "model", digest, cut), answer)
+            case ModelNeed() | ModelReady() | SegmentReady() | Refused() as answer:
+                if self._openings is not None:
+                    self._openings.take(answer)
             case Pong(nonce=nonce):
                 if (ping := self._pings.pop(nonce, None)) is not None:
                     rtt_ms = (incoming.received_at_s - ping[0]) * 1000
                     self._planner.observe_ping(rtt_ms, self._now(), padding_bytes=ping[1])
+                for older in [other for other in self._pings if other < nonce]:
+                    del self._pings[older]  # answered in order: that answer will not come
             case Goodbye(reason=reason):
-                self._planner.companion_lost(f"companion {self.address} says goodbye: {reason}", self._now())
-                self.state = f"goodbye: {reason}"
+                self._take_goodbye(reason)
             case other:
                 raise RemoteProtocolError(f"a companion does not send {type(other).__name__}")
+
+    def _take_goodbye(self, reason: str) -> None:
+        """Nothing new goes there, whatever it still says; what was sent may still be answered."""
+        self._leaving, self.state = True, f"goodbye: {reason}"
+        self._planner.companion_lost(f"companion {self.address} says goodbye: {reason}")
+        if self._openings is not None:
+            self._openings.stop()
 
     def _take_reply(self, reply: Reply, incoming: Incoming) -> None:
         waiting = self._waiting.pop((reply.request_id, reply.attempt), None)
@@ -300,6 +324,7 @@ class Uplink:
         except IsthmusError as error:
             waiting.future.set_exception(RemoteProtocolError(f"the companion's reply is not usable: {error}"))
             return
+        decode_ms = (time.perf_counter() - started_s) * 1000
         waiting.future.set_result(
             RemoteReply(
                 outputs=outputs,
@@ -307,13 +332,16 @@ class Uplink:
                 network_ms=network_ms,
                 up_bytes=waiting.up_bytes,
                 down_bytes=down_bytes,
-                decode_ms=(time.perf_counter() - started_s) * 1000,
+                decode_ms=decode_ms,
             )
         )
-
-    def _answer(self, key: _Key, message: Message) -> None:
-        if (queue := self._answers.get(key)) is not None:
-            queue.put_nowait(message)
+        self._planner.observe_reply(
+            waiting.asked.digest,
+            waiting.asked.codec,
+            down_bytes=down_bytes,
+            decode_ms=decode_ms,
+            cloud_decode_ms=reply.decode_ms,
+        )
 
     def _fail_all(self, error: ChannelError) -> None:
         waiting, self._waiting = self._waiting, {}
@@ -333,123 +361,50 @@ class Uplink:
             return
         self._pings[nonce] = (self._now(), padding)
 
-    async def _keep_beating(self, channel: Channel) -> None:
-        """`_beat`, supervised: without it a silent companion would never be noticed, so the connection ends with it."""
+    async def _watch(self) -> Opened | str:
+        """The heartbeat, supervised: the connection ends with it, or nothing would notice a silent companion."""
         try:
-            await self._beat(channel)
-        except Exception:  # a bug of ours; the connection is dialled anew
+            return await self._beat()
+        except Exception:
             log.exception("companion=%s the heartbeat failed", self.address)
-            await channel.close("the heartbeat of this side failed, its log says why")
+            return "lost: the heartbeat of this side failed, the daemon's log says why"
 
-    async def _beat(self, channel: Channel) -> None:
-        """Ping while requests wait or the planner wants to know; give a silent connection up."""
-        while channel.closed_because is None:
-            await asyncio.sleep(TICK_S)
-            now = self._now()
-            silent_s = now - self._heard_at_s
-            if self._pings and silent_s > SILENCE_S:
-                await channel.close(f"nothing heard for {silent_s:.0f} s")
-                return
-            if (self._waiting or self._suspected) and silent_s > TICK_S and len(self._pings) < 4:
-                self._ping(0)
-            elif not self._waiting and (padding := self._planner.probe_wanted(now)) > 0:
-                self._ping(padding)
-
-    # -- models -------------------------------------------------------------------------------------------------------
-
-    def _begin_setup(self, channel: Channel, model: ServedModel) -> None:
-        if (old := self._setups.pop(model.name, None)) is not None:
-            old.cancel()
-        self._setups[model.name] = asyncio.create_task(self._set_up(channel, model), name=f"set up {model.name}")
-
-    async def _set_up(self, channel: Channel, model: ServedModel) -> None:
-        """Bring one model over, compare golden outputs, open its cuts; the planner learns each step."""
-        if model.privacy == "local-only":
-            self._planner.forbid_remote(model.name, "the contract says local-only")
-            return
+    async def _beat(self) -> Opened | str:
+        """Ping while requests wait or the planner wants to know. Ends with why to hang up, or, after a silence, with
+        the connection that another dial made."""
+        successor: asyncio.Task[Opened] | None = None
         try:
-            await self._share(channel, model)
-            for cut in model.card.cuts:
-                await self._open_cut(channel, model, cut.id, cut.node_bitmap)
-        except Exception as error:
-            if not isinstance(error, IsthmusError | TimeoutError):
-                log.exception("model=%s set-up failed", model.name)
-            why = str(error) or "the companion did not answer while the model was set up"
-            log.warning("model=%s is not shared with %s: %s", model.name, self.address, why)
-            self._planner.forbid_remote(model.name, why)
-
-    async def _share(self, channel: Channel, model: ServedModel) -> None:
-        same = channel.peer_hello.image == image_fingerprint()
-        why = None if same else "the companion decodes pictures otherwise than this device"
-        self._planner.forbid_encoded(model.name, why)
-        offer = ModelOffer(
-            digest=model.digest,
-            files=model.card.files,
-            dims=model.profile.dims if model.profile is not None else {},
-            golden=await self._golden.offered(model),
-        )
-        with self._expecting(("model", model.digest, "")) as answers:
-            channel.send(offer)
-            need = await _next(answers)
-            if isinstance(need, ModelNeed) and need.missing:
-                await self._send_files(channel, model, need)
-            ready = await _next(answers)
-        if not isinstance(ready, ModelReady):
-            raise RemoteProtocolError(f"the companion answered an offer with {type(ready).__name__}")
-        mine = await self._golden.run(model, None)
-        theirs = decode(memoryview(ready.golden), max_bytes=1 << 26)
-        if (why := differs(theirs, mine)) is not None:
-            raise CompanionRefused("DIFFERENT_NUMBERS", f"the companion computes this model differently: {why}")
-        self._planner.companion_ready(model.name, ready.whole_ms, ready.image_ms)
-
-    async def _send_files(self, channel: Channel, model: ServedModel, need: ModelNeed) -> None:
-        folder = Path(model.card.path).parent
-        for name, start in need.missing:
-            size = next(size for file, size, _ in model.card.files if file == name)
-            with (folder / name).open("rb") as file:
-                file.seek(start)
-                offset = start
-                while offset < size or size == 0:
-                    data = await asyncio.to_thread(file.read, CHUNK_BYTES)
-                    last = offset + len(data) >= size
-                    chunk = ModelChunk(digest=model.digest, file=name, offset=offset, last=last)
-                    await channel.drain(BULK_WINDOW_BYTES)
-                    channel.send(chunk, [data], priority=Priority.BULK)
-                    offset += len(data)
-                    if last or not data:
-                        break
-
-    async def _open_cut(self, channel: Channel, model: ServedModel, cut: CutId, node_bitmap: str) -> None:
-        """One cut; a cut that the companion refuses or computes differently is left out, the others go on."""
-        try:
-            with self._expecting(("segment", model.digest, cut)) as answers:
-                channel.send(SegmentOpen(digest=model.digest, cut=cut, node_bitmap=node_bitmap))
-                ready = await _next(answers)
-        except CompanionRefused as error:
-            log.warning("model=%s cut=%s refused by %s: %s", model.name, cut, self.address, error)
-            return
-        if not isinstance(ready, SegmentReady):
-            raise RemoteProtocolError(f"the companion answered a cut with {type(ready).__name__}")
-        mine = await self._golden.run(model, cut)
-        if (why := differs(decode(memoryview(ready.golden), max_bytes=1 << 26), mine)) is not None:
-            log.warning("model=%s cut=%s computed differently by %s: %s", model.name, cut, self.address, why)
-            return
-        self._planner.segment_ready(model.name, cut, ready.tail_ms)
-
-    @contextmanager
-    def _expecting(self, key: _Key) -> Iterator[asyncio.Queue[Message]]:
-        queue = self._answers[key] = asyncio.Queue()
-        try:
-            yield queue
+            while True:
+                if successor is None:
+                    await asyncio.sleep(TICK_S)
+                else:
+                    await asyncio.wait((successor,), timeout=TICK_S)
+                now_s = self._now()
+                silent = self._unanswered_s(now_s) > self._silence_s
+                if self._leaving and (silent or not self._waiting):
+                    return self.state
+                if successor is not None and successor.done():
+                    opened, successor = successor.result(), None
+                    return opened
+                if silent and successor is None:
+                    self.suspect()
+                    successor = asyncio.create_task(self._dialler.open(), name="dial beside")
+                elif not silent and successor is not None:
+                    self._dialler.call_off(successor)
+                    successor = None
+                if len(self._pings) >= PINGS_OUT:
+                    continue
+                if (self._waiting or self._suspected) and now_s - self._heard_at_s > TICK_S:
+                    self._ping(0)
+                elif not self._waiting and (padding := self._planner.probe_wanted(now_s)) > 0:
+                    self._ping(padding)
         finally:
-            self._answers.pop(key, None)
+            if successor is not None:
+                self._dialler.call_off(successor)
 
-
-async def _next(answers: asyncio.Queue[Message]) -> Message:
-    """The next set-up answer; CompanionRefused for a refusal, TimeoutError when it does not come."""
-    async with asyncio.timeout(SETUP_TIMEOUT_S):
-        match await answers.get():
-            case Refused(code=code, message=text):
-                raise CompanionRefused(code, text)
-            case message:
-                return message
+    def _unanswered_s(self, now_s: float) -> float:
+        """For how long nothing was heard although a ping is out; 0 without one."""
+        if not self._pings:
+            return 0.0
+        oldest_s, _ = next(iter(self._pings.values()))
+        return now_s - max(self._heard_at_s, oldest_s)

@@ -72,9 +72,19 @@ class _Offered:
     preparing: asyncio.Task[None] | None = None
     model: PreparedModel | None = None
     """Set when it is ready."""
+    ready: ModelReady | None = None
+    """What was answered when it was."""
     golden: Tensors = field(default_factory=dict)
     opened: dict[str, Opened] = field(default_factory=dict)
     """By cut id, and `offload`."""
+
+    def asked_as(self, offer: ModelOffer) -> bool:
+        """Whether `offer`, of the same digest, wants the same golden run."""
+        return (self.offer.dims, self.offer.golden) == (offer.dims, offer.golden)
+
+    def is_preparing(self, offer: ModelOffer) -> bool:
+        """Whether what is being made ready right now will answer `offer` too."""
+        return self.preparing is not None and not self.preparing.done() and self.asked_as(offer)
 
 
 class Openings:
@@ -114,8 +124,15 @@ class Openings:
         self._offered.clear()
 
     async def offer(self, offer: ModelOffer) -> None:
-        """Take an offer: ModelNeed at once, ModelReady when all is here, or Refused."""
+        """Take an offer: ModelNeed at once, ModelReady when all is here, or Refused.
+
+        A model that this session has open already stays so (a device may serve it under two names): it is answered as
+        before, or, asked with other golden inputs, compared anew.
+        """
         digest, store = offer.digest, self._companion.store
+        known = self._offered.get(digest)
+        if known is not None and self._answers(known, offer):
+            return
         try:
             if len(self._offered) >= MAX_MODELS and digest not in self._offered:
                 raise Overloaded(f"this session uses {MAX_MODELS} models already; a new connection starts afresh")
@@ -129,6 +146,21 @@ class Openings:
         self._send(ModelNeed(digest=digest, missing=tuple((offer.files[index][0], at) for index, at in missing)))
         if not missing:
             self._begin_preparing(self._offered[digest])
+
+    def _answers(self, known: _Offered, offer: ModelOffer) -> bool:
+        """Answer an offer from what this session has of the model; False when it must be brought first."""
+        preparing = known.is_preparing(offer)
+        if known.ready is None and not preparing:
+            return False
+        self._send(ModelNeed(digest=offer.digest, missing=()))
+        if preparing:
+            return True  # its answer is this one's too
+        if known.ready is not None and known.asked_as(offer):
+            self._send(known.ready)
+        else:
+            known.offer = offer
+            self._begin_preparing(known)
+        return True
 
     async def chunk(self, chunk: ModelChunk, data: memoryview) -> None:
         """Store a piece; the last one begins the preparing."""
@@ -179,10 +211,9 @@ class Openings:
         offered.opened[OFFLOAD_CUT] = whole
         shared.metrics.models_ready.inc()
         log.info("model ready device=%s digest=%s whole_ms=%.2f", self._device, offer.digest, whole.expected_ms)
-        self._send(
-            # image_ms stays 0, unknown: what pictures will come is the contract's, the replies will tell.
-            ModelReady(digest=offer.digest, golden=_joined(sample(outputs)), whole_ms=whole.expected_ms)
-        )
+        # image_ms stays 0, unknown: what pictures will come is the contract's, the replies will tell.
+        offered.ready = ModelReady(digest=offer.digest, golden=_joined(sample(outputs)), whole_ms=whole.expected_ms)
+        self._send(offered.ready)
 
     def open(self, wanted: SegmentOpen) -> None:
         """Begin to open a cut; answered by SegmentReady or Refused."""

@@ -215,6 +215,7 @@ def _decisions_us(rounds: int) -> list[float]:
     image = InputContract(name="x", encoded=ImageSpec(resize=256, crop=224))
     planner = Planner(slowdown=1.0)
     planner.add_model("m", card, profile, Contract(data=Data(inputs=(image,), codecs=(*CODECS, "encoded"))))
+    planner.connected(max_message_bytes=1 << 28)
     planner.companion_ready("m", 10.0, 0.5)
     for n, cut in enumerate(cuts):
         planner.segment_ready("m", cut, 10.0 - 0.3 * n)

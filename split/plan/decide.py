@@ -14,7 +14,7 @@ import numpy as np
 from split.errors import InvalidRequest
 from split.plan.observation import Flags, Observation
 from split.plan.plan import LOCAL, Decision, Placement, PlanEstimate, RequestFacts
-from split.plan.predict import QUANTILE_SIGMAS, Prediction, predict
+from split.plan.predict import QUANTILE_SIGMAS, Prediction, payload_bytes, predict, scale_of
 from split.plan.table import Column, PlanTable
 from split.profiles.contract import PRIVACY_ORDER
 
@@ -61,7 +61,7 @@ def decide(table: PlanTable, observation: Observation, facts: RequestFacts) -> D
         mask = mask & wish
         if not mask.any():
             mask = _only_local(len(table))
-            suffix = f"; {_not_now(table, observation, _possible(table, facts, wish)[0])}"
+            suffix = f"; {_not_now(table, observation, facts, _possible(table, facts, wish)[0])}"
     # Row numbers, least predicted first, what may not run at the end.
     order = np.where(mask, prediction.mean_ms, np.inf).argsort().tolist()[: int(np.count_nonzero(mask))]
     row, why = _best(table, prediction, order, facts.budget_ms, None if forced else observation.incumbent)
@@ -89,12 +89,13 @@ def estimate_all(table: PlanTable, observation: Observation, facts: RequestFacts
 
 
 def _may_run(table: PlanTable, observation: Observation, facts: RequestFacts) -> Flags:
-    """Contract, privacy, companion, segment, form of the input; local always may."""
+    """Contract, privacy, companion, segment, size, form of the input; local always may."""
     remote = observation.remote
     if remote is None:
         return _only_local(len(table))
     mask: Flags = table.allowed[_level(facts)] & remote.opened
-    if not facts.encoded_bytes or remote.encoded_why_not:
+    mask &= table.costs[Column.UP] * scale_of(table, facts) <= remote.payload_bytes_max
+    if not 0 < facts.encoded_bytes <= remote.payload_bytes_max or remote.encoded_why_not:
         mask &= table.sends_tensors
     return mask
 
@@ -117,7 +118,7 @@ def _never(table: PlanTable, facts: RequestFacts, row: int) -> str:
     return why
 
 
-def _not_now(table: PlanTable, observation: Observation, row: int) -> str:
+def _not_now(table: PlanTable, observation: Observation, facts: RequestFacts, row: int) -> str:
     """Why the companion cannot run this plan at this moment; "" when it can."""
     plan, remote = table.plans[row], observation.remote
     if row == LOCAL_ROW:
@@ -127,6 +128,8 @@ def _not_now(table: PlanTable, observation: Observation, row: int) -> str:
     if not remote.opened[row]:
         part = "cut" if plan.placement is Placement.SPLIT else "model"
         return f"the companion has not opened this {part} yet"
+    if (size := payload_bytes(table, facts, row)) > remote.payload_bytes_max:
+        return f"its payload has {size:.0f} bytes, the companion takes at most {remote.payload_bytes_max:.0f}"
     return remote.encoded_why_not if plan.codec == "encoded" else ""
 
 
@@ -251,14 +254,14 @@ def _bound(
     other = int(np.where(blocked, mean, np.inf).argmin())
     if not blocked[other] or mean[other] >= mean[row]:
         return ""
-    why = _never(table, facts, other) or _not_now(table, observation, other)
+    why = _never(table, facts, other) or _not_now(table, observation, facts, other)
     return f"; {table.labels[other]} would take {mean[other]:.1f} ms, but {why}" if why else ""
 
 
 def _here(table: PlanTable, observation: Observation, facts: RequestFacts) -> PlanEstimate:
     """The local plan alone, by the same formula in scalars: without a companion there is nothing to compare."""
     slowdown = observation.slowdown
-    scale = facts.input_bytes / table.input_bytes if table.input_bytes and facts.input_bytes else 1.0
+    scale = scale_of(table, facts)
     whole_ms = slowdown * scale * observation.alpha * table.whole_ms
     image_ms = slowdown * observation.image_ratio * observation.image_ms if facts.encoded_bytes else 0.0
     predicted_ms = observation.edge_queue_ms + image_ms + whole_ms
@@ -316,10 +319,7 @@ def _estimate(
         if parts[Column.ENCODED]:
             link_up_ms = remote.link.up_ms_per_byte * facts.encoded_bytes
     plan = table.plans[row]
-    why_not = _never(table, facts, row) or _not_now(table, observation, row)
-    size = (
-        facts.encoded_bytes if plan.codec == "encoded" else round(float(table.costs[Column.UP, row]) * prediction.scale)
-    )
+    why_not = _never(table, facts, row) or _not_now(table, observation, facts, row)
     return PlanEstimate(
         plan=plan,
         predicted_ms=float(prediction.mean_ms[row]),
@@ -337,7 +337,7 @@ def _estimate(
             "down": half_rtt_ms + parts[Column.DOWN],
             "decode": parts[Column.REPLY],
         },
-        bytes=size,
+        bytes=round(payload_bytes(table, facts, row)),
         fidelity=table.fidelity[row],
         allowed=not why_not,
         why_not=why_not,

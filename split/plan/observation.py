@@ -57,11 +57,13 @@ class RemoteView:
     speed_ratio: float
     """Companion / device on the same work: what decoding a payload costs there, as a share of what it costs here."""
     image_ms: float
-    """Decoding and preparing one encoded input there."""
+    """Decoding and preparing one encoded input there, drift in."""
     queue_ms: float
     queue_sigma_ms: float
     opened: Flags
     """Plans whose segment the companion holds open."""
+    payload_bytes_max: float = math.inf
+    """The largest payload that it takes."""
     encoded_why_not: str = ""
     """Why encoded inputs may not travel to this companion (pictures decode differently there); empty when they may."""
 
@@ -82,8 +84,10 @@ class Observation:
     image_ratio: float
     """Drift of decoding pictures on the device."""
     codec_ratio: float
-    """Drift of encoding and decoding payloads on the device."""
+    """Drift of encoding payloads on the device."""
     remote: RemoteView | None
+    reply_ratio: float = 1.0
+    """Drift of decoding replies on the device."""
     remote_why_not: str = ""
     """Why `remote` is None, as a sentence; empty when it is not."""
     incumbent: int | None = None

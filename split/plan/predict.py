@@ -44,7 +44,7 @@ class Prediction:
 
 def predict(table: PlanTable, observation: Observation, facts: RequestFacts) -> Prediction:
     """All plans of the table at once."""
-    scale = facts.input_bytes / table.input_bytes if table.input_bytes and facts.input_bytes else 1.0
+    scale = scale_of(table, facts)
     expected = _units(observation, facts, scale)
     units = np.array((expected, _way_out_units(expected) if table.finishes_here else _NOTHING))
     mean_ms, way_out_ms = units @ table.costs
@@ -54,14 +54,27 @@ def predict(table: PlanTable, observation: Observation, facts: RequestFacts) -> 
     return Prediction(scale=scale, units=units[0], mean_ms=mean_ms, risk_ms=risk_ms, way_out_ms=way_out_ms)
 
 
+def scale_of(table: PlanTable, facts: RequestFacts) -> float:
+    """Size of this request's inputs, relative to those that the costs hold for."""
+    return facts.input_bytes / table.input_bytes if table.input_bytes and facts.input_bytes else 1.0
+
+
+def payload_bytes(table: PlanTable, facts: RequestFacts, row: int) -> float:
+    """What would travel up."""
+    if table.plans[row].codec == "encoded":
+        return float(facts.encoded_bytes)
+    return float(table.costs[Column.UP, row]) * scale_of(table, facts)
+
+
 def _units(observation: Observation, facts: RequestFacts, scale: float) -> list[float]:
     """Milliseconds per unit of every `Column`, in its order; the cloud's are 0 without a companion."""
     device = observation.slowdown * scale
-    codec, head = device * observation.codec_ratio, device * observation.alpha
+    codec, reply = device * observation.codec_ratio, device * observation.reply_ratio
+    head = device * observation.alpha
     image = observation.slowdown * observation.image_ratio * observation.image_ms if facts.encoded_bytes else 0.0
     remote = observation.remote
     if remote is None:
-        return [observation.edge_queue_ms, image, codec, 0.0, 0.0, 0.0, 0.0, 0.0, codec, head, 0.0, 0.0]
+        return [observation.edge_queue_ms, image, codec, 0.0, 0.0, 0.0, 0.0, 0.0, reply, head, 0.0, 0.0]
     link = remote.link
     return [
         observation.edge_queue_ms,
@@ -71,8 +84,8 @@ def _units(observation: Observation, facts: RequestFacts, scale: float) -> list[
         link.up_ms_per_byte * scale,
         link.down_ms_per_byte * scale,
         remote.beta * remote.speed_ratio * scale,
-        remote.beta * remote.image_ms + link.up_ms_per_byte * facts.encoded_bytes,
-        codec,
+        remote.image_ms + link.up_ms_per_byte * facts.encoded_bytes,
+        reply,
         head,
         remote.beta * scale,
         0.0,

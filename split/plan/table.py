@@ -71,6 +71,8 @@ class PlanTable:
     """The plans in words."""
     sends_tensors: Flags
     """Plans that do not need the input to have come encoded."""
+    reply_ms_per_byte: float
+    """What decoding a reply costs on this device."""
     input_bytes: int
     """Dense bytes of the inputs that the costs hold for; 0 where the shapes are fixed (costs do not scale)."""
     offloads: Flags
@@ -169,6 +171,7 @@ class PlanTable:
             sends_tensors=np.array([row.plan.codec != "encoded" for row in rows]),
             offloads=np.array([row.plan.placement is Placement.OFFLOAD for row in rows]),
             finishes_here=contract.behaviour.fallback.strategy != "fail",
+            reply_ms_per_byte=reply_ms_per_byte,
             input_bytes=_scaling_bytes(card, profile),
             cuts=frozenset(cut.id for cut in card.cuts),
         )

@@ -8,8 +8,8 @@ from random import random
 from typing import Final
 
 FIRST_S: Final = 0.1
-CAP_S: Final = 5.0
-"""With demand, a fault that ended is noticed within this time (invariant I7)."""
+CAP_S: Final = 1.5
+"""The longest pause between two dials. A term of the sum behind invariant I7, which `agent/dialler.py` writes down."""
 IDENTITY_RETRY_S: Final = 60.0
 """After an IdentityError wait this long instead: a wrong certificate does not mend itself within seconds."""
 

@@ -82,6 +82,7 @@ def knowing_planner(**options: float) -> Planner:
 def connected_planner(**options: float) -> Planner:
     """A companion ten times as fast behind a LAN of 1 ms and 100 Mbit/s."""
     planner = knowing_planner(**options)
+    planner.connected(max_message_bytes=1 << 28)
     planner.companion_ready("m", 10.0, 0.5)
     planner.segment_ready("m", CUT, 7.0)
     for n in range(10):
@@ -109,19 +110,50 @@ def test_a_fast_companion_gets_the_work_and_loses_it_when_it_is_lost() -> None:
     planner = connected_planner()
     assert choose(planner).chosen.plan == OFFLOAD
     assert choose(planner, PICTURE).chosen.plan == ENCODED
-    planner.companion_lost("the companion went away", 1.0)
+    planner.companion_lost("the companion went away")
     decision = choose(planner)
     assert decision.chosen.plan == LOCAL
     assert "the companion went away" in decision.reason
-    planner.companion_back(1.5)
+
+
+def test_what_is_ready_survives_a_silence() -> None:
+    planner = connected_planner()
+    planner.companion_silent("nothing is heard")
+    decision = choose(planner)
+    assert decision.chosen.plan == LOCAL
+    assert "nothing is heard" in decision.reason
+    planner.companion_back()
     assert choose(planner, now_s=1.5).chosen.plan == OFFLOAD
+
+
+def test_a_model_made_ready_during_a_silence_ends_neither_the_silence_nor_what_others_have() -> None:
+    planner = connected_planner()
+    planner.add_model("n", CARD, PROFILE, CONTRACT)
+    planner.companion_silent("nothing is heard")
+    planner.companion_ready("n", 10.0, 0.5)
+    assert planner.local_only_reason("m") == planner.local_only_reason("n") == "nothing is heard"
+    planner.companion_back()
+    assert planner.local_only_reason("m") == planner.local_only_reason("n") == ""
+    forced = RequestFacts(budget_ms=10_000.0, input_bytes=49_152, cut=CUT)
+    assert choose(planner, forced).chosen.plan == SPLIT
+
+
+def test_what_still_comes_from_a_lost_connection_makes_nothing_ready_on_the_next() -> None:
+    planner = connected_planner()
+    planner.companion_lost("it says goodbye")
+    planner.companion_ready("m", 10.0, 0.5)
+    planner.companion_back()
+    assert planner.local_only_reason("m") == "it says goodbye"
+    planner.connected(max_message_bytes=1 << 28)
+    assert planner.local_only_reason("m") == "the companion is not ready for this model yet"
 
 
 def test_a_new_connection_must_make_every_model_and_cut_ready_anew() -> None:
     planner = connected_planner()
     planner.add_model("n", CARD, PROFILE, CONTRACT)
     planner.companion_ready("n", 10.0, 0.5)
-    planner.companion_lost("gone", 1.0)
+    planner.companion_lost("gone")
+    planner.connected(max_message_bytes=1 << 28)
     planner.companion_ready("n", 10.0, 0.5)
     assert planner.local_only_reason("n") == ""
     assert planner.local_only_reason("m") == "the companion is not ready for this model yet"
@@ -163,6 +195,7 @@ def test_times_to_finish_on_the_device_hold_drift_and_slowdown() -> None:
 
 def test_a_hot_device_hands_its_work_over_and_takes_it_back_when_cool() -> None:
     planner = knowing_planner()
+    planner.connected(max_message_bytes=1 << 28)
     planner.companion_ready("m", 90.0, 5.0)
     for n in range(10):
         planner.observe_ping(20.0, n * 0.1)
@@ -207,6 +240,55 @@ def test_replies_teach_how_fast_the_companion_computes() -> None:
     assert choose(planner).chosen.stages_ms["tail"] == pytest.approx(30.0, rel=0.1)
 
 
+def test_replies_teach_what_decoding_them_costs_here() -> None:
+    planner = connected_planner(slowdown=5.0)
+    # raw decodes in 0.1 ms per 50 KB here: the 40 bytes of this model's reply should take 0.08 µs, emulation apart
+    assert choose(planner).chosen.stages_ms["decode"] == pytest.approx(5 * 40 * 0.1 / 50_000)
+    for _ in range(20):
+        planner.observe_reply(CARD.digest, "raw", down_bytes=5_000_000, decode_ms=30.0, cloud_decode_ms=0.1)
+    assert choose(planner).chosen.stages_ms["decode"] == pytest.approx(5 * 40 * 30.0 / 5_000_000, rel=0.1)
+    assert choose(planner, PICTURE).chosen.stages_ms["cloud_decode"] == pytest.approx(0.5)  # no picture went there
+
+
+def test_replies_teach_what_a_picture_costs_there() -> None:
+    planner = connected_planner()
+    for _ in range(20):
+        planner.observe_reply(CARD.digest, "encoded", down_bytes=40, decode_ms=0.0, cloud_decode_ms=20.0)
+        planner.observe_reply("sha256:another", "encoded", down_bytes=40, decode_ms=0.0, cloud_decode_ms=90.0)
+    forced = RequestFacts(budget_ms=10_000.0, encoded_bytes=5_000, codec="encoded", mode=Placement.OFFLOAD)
+    assert choose(planner, forced).chosen.stages_ms["cloud_decode"] == pytest.approx(20.0, rel=0.1)
+
+
+def test_a_payload_over_what_the_companion_takes_does_not_travel_and_the_decision_says_why() -> None:
+    planner = knowing_planner()
+    planner.connected(max_message_bytes=40_000)
+    planner.companion_ready("m", 10.0, 0.5)
+    for n in range(10):
+        planner.observe_ping(1.0, n * 0.1)
+        planner.observe_transfer(50_000, 40, 1.0 + 4.0, n * 0.1 + 0.05)
+    decision = choose(planner)
+    assert decision.chosen.plan == LOCAL
+    assert "its payload has 50000 bytes, the companion takes at most 35904" in decision.reason
+    assert choose(planner, PICTURE).chosen.plan == ENCODED
+    large = RequestFacts(budget_ms=10_000.0, encoded_bytes=50_000)
+    assert choose(planner, large).chosen.plan == LOCAL
+
+
+def test_a_model_that_is_not_ready_and_a_cut_that_is_not_open_say_why() -> None:
+    planner = knowing_planner()
+    planner.connected(max_message_bytes=1 << 28)
+    planner.companion_not_ready("m", "its disk is full; tried again in 4 s")
+    planner.companion_not_ready("unknown", "never mind")
+    assert planner.local_only_reason("m") == "its disk is full; tried again in 4 s"
+    planner.companion_ready("m", 10.0, 0.5)
+    planner.segment_not_ready("m", CUT, "busy")
+    planner.segment_not_ready("unknown", CUT, "never mind")
+    known = planner.snapshot(0.0)["models"]["m"]
+    assert (known["local_only_reason"], known["cuts_not_open"]) == ("", {CUT: "busy"})
+    planner.segment_ready("m", CUT, 7.0)
+    assert planner.snapshot(0.0)["models"]["m"]["cuts_not_open"] == {}
+
+
 def test_without_traffic_a_ping_every_fifteen_seconds_keeps_the_link_known() -> None:
     planner = connected_planner()
     assert planner.probe_wanted(1.0) == 0  # a transfer has just informed
@@ -230,6 +312,7 @@ def test_under_traffic_that_stays_local_the_link_is_asked_twice_a_second() -> No
 
 def test_a_rate_that_is_unsure_is_worth_a_probe_of_weight() -> None:
     planner = knowing_planner()
+    planner.connected(max_message_bytes=1 << 28)
     planner.companion_ready("m", 10.0, 0.5)
     assert planner.probe_wanted(0.0) == PING_BYTES
     planner.observe_ping(20.0, 0.02)
@@ -268,7 +351,7 @@ def test_probes_never_cost_more_than_their_budget() -> None:
 def test_no_probe_goes_out_without_a_companion_or_a_model() -> None:
     assert Planner().probe_wanted(0.0) == 0
     planner = connected_planner()
-    planner.companion_lost("gone", 1.0)
+    planner.companion_lost("gone")
     assert planner.probe_wanted(99.0) == 0
 
 

@@ -491,7 +491,7 @@ def test_without_local_fallback_a_failure_before_the_bytes_leave_is_that_error(
 def test_without_local_fallback_a_plan_that_was_local_from_the_start_is_local(tmp_path: Path) -> None:
     async def story() -> None:
         async with Lab(tmp_path, behave=dies, contract=MUST_COME) as lab:
-            lab.planner.companion_lost("the companion is on holiday", 0.0)
+            lab.planner.companion_lost("the companion is on holiday")
             for mode in ("auto", "local", "split"):
                 outcome = await lab.ask(mode=mode)
                 assert outcome.ran.placement is Placement.LOCAL
@@ -522,7 +522,7 @@ def test_a_remote_road_that_breaks_before_the_bytes_leave_ends_here(
             outcome = await lab.ask()
             assert_right(outcome)
             assert outcome.ran.placement is Placement.LOCAL
-            assert outcome.fallback == "it broke"
+            assert "it broke" in outcome.fallback
             assert lab.compute.took_ms == took_ms
             assert lab.seen == []
 
@@ -733,7 +733,7 @@ def test_a_reply_that_does_not_fit_its_request_is_never_an_answer(tmp_path: Path
 def test_a_forced_placement_that_cannot_be_had_is_answered_here_and_says_why(tmp_path: Path) -> None:
     async def story() -> None:
         async with Lab(tmp_path, behave=replies_after(0.01)) as lab:
-            lab.planner.companion_lost("the companion is on holiday", 0.0)
+            lab.planner.companion_lost("the companion is on holiday")
             outcome = await lab.ask(mode="offload")
             assert_right(outcome)
             assert "on holiday" in outcome.fallback

@@ -172,6 +172,48 @@ async def test_two_devices_may_send_one_model_at_once(house, chain, feeds):
     assert house.workbench.jobs == ["probe", "prepare"]
 
 
+async def test_a_model_offered_again_stays_open_and_is_answered_as_before(house, chain, feeds):
+    device = house.connect()
+    ready = await device.bring(chain)
+    cut = chain.card.cuts[0]
+    await device.open(chain, cut)
+    assert await device.ask(chain.offer) == ModelNeed(digest=chain.digest, missing=())
+    assert await device.next() == ready
+    device.channel.send(*chain.infer(chain.crossing(cut, feeds), cut.id))
+    reply, _ = await device.reply()
+    assert isinstance(reply, Reply)
+    assert house.workbench.jobs == ["probe", "prepare"]
+
+
+async def test_a_model_offered_again_with_other_golden_inputs_is_compared_anew_and_stays_open(house, chain, feeds):
+    device = house.connect()
+    await device.bring(chain)
+    cut = chain.card.cuts[0]
+    await device.open(chain, cut)
+    assert await device.ask(msgspec.structs.replace(chain.offer, dims={"N": 5})) == ModelNeed(
+        digest=chain.digest, missing=()
+    )
+    ready = await device.next()
+    assert_same(
+        decode(ready.golden, max_bytes=1 << 20), sample(chain.whole(golden_inputs(chain.card.inputs, {"N": 5})))
+    )
+    device.channel.send(*chain.infer(chain.crossing(cut, feeds), cut.id))
+    reply, _ = await device.reply()
+    assert isinstance(reply, Reply)
+
+
+async def test_a_model_offered_twice_while_it_is_made_ready_is_made_once_and_answers_both(house, chain, feeds):
+    device = house.connect()
+    await device.ask(chain.offer)
+    data = chain.path.read_bytes()
+    device.channel.send(ModelChunk(digest=chain.digest, file="model.onnx", offset=0, last=True), [data])
+    assert await device.ask(chain.offer) == ModelNeed(digest=chain.digest, missing=())
+    assert isinstance(await device.next(), ModelReady)
+    device.channel.send(*chain.infer(feeds))
+    _, outputs = await device.reply()
+    assert_same(outputs, chain.whole(feeds))
+
+
 async def test_bytes_that_do_not_have_the_offered_hash_are_refused_and_removed(house, chain):
     data = bytearray(chain.path.read_bytes())
     data[50] ^= 1

@@ -160,8 +160,8 @@ def estimates(table: PlanTable, state: Observation, facts: RequestFacts) -> dict
         (offload("raw"), FACTS, 5 + 2 + 10 + 100 + 3 + 1.5 + 150 + 0.8 + 0.016),
         # a picture is decoded here before its tensor is offloaded
         (offload("raw"), PICTURE, 5 + 21 + 2 + 10 + 100 + 3 + 1.5 + 150 + 0.8 + 0.016),
-        # the picture travels: its own 6000 bytes, decoded there in β·4
-        (offload("encoded"), PICTURE, 5 + 10 + 6 + 3 + 6 + 150 + 0.8 + 0.016),
+        # the picture travels: its own 6000 bytes, decoded there in 4
+        (offload("encoded"), PICTURE, 5 + 10 + 6 + 3 + 4 + 150 + 0.8 + 0.016),
     ],
 )
 def test_predicted_latency_is_the_sum_worked_out_by_hand(plan: Plan, facts: RequestFacts, expected_ms: float) -> None:

@@ -1,0 +1,256 @@
+"""What is shared over one connection: each model brought to the companion and compared with it (I10), its cuts opened
+there. The planner learns each step; the requests are the uplink's.
+
+One task per model. What fails for a reason that may go away is tried again for as long as the connection lives; what
+will not go away (`LASTING`) is said once. A cut that fails concerns no other, and what is open is used meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import random
+from typing import Final
+
+from agent.golden import Golden
+from agent.planner import Planner
+from agent.repository import ServedModel
+from split.codec.golden import differs
+from split.codec.image import image_fingerprint
+from split.codec.payload import decode
+from split.errors import CompanionRefused, ConnectionLost, InvalidModel, IsthmusError, RemoteProtocolError
+from split.graph.card import CutCard
+from split.transport.channel import Channel
+from split.transport.retry import Backoff
+from split.wire.messages import (
+    Message,
+    ModelChunk,
+    ModelNeed,
+    ModelOffer,
+    ModelReady,
+    Priority,
+    Refused,
+    SegmentOpen,
+    SegmentReady,
+)
+
+log = logging.getLogger(__name__)
+
+CHUNK_BYTES: Final = 256 * 1024
+"""Model chunks: small enough that a request never waits long behind one."""
+BULK_WINDOW_BYTES: Final = 1024 * 1024
+"""Model bytes queued ahead of the socket; more would only delay requests."""
+ANSWER_TIMEOUT_S: Final = 120.0
+"""For one answer while a model or a cut is being opened (the companion cuts it first)."""
+RETRY_FIRST_S: Final = 1.0
+RETRY_CAP_S: Final = 30.0
+"""A companion that is short of disk or memory is asked now and then, not pressed."""
+GOLDEN_BYTES_MAX: Final = 1 << 26
+LASTING: Final = frozenset(
+    {
+        "DIFFERENT_NUMBERS",
+        "DIGEST_MISMATCH",
+        "PLAN_MISMATCH",
+        "UNSUPPORTED_OP",
+        "UNSUPPORTED",
+        "INVALID_MODEL",
+        "CUT_REFUSED",
+        "CODEC_ERROR",
+        "TOO_LARGE",
+    }
+)
+"""Codes that trying again does not mend: they speak of the model, the cut or the two machines."""
+
+_Key = tuple[str, str]
+"""(digest, cut), the cut being "" for the model itself."""
+
+
+class Openings:
+    """Lives as long as one connection."""
+
+    def __init__(
+        self, channel: Channel, *, planner: Planner, golden: Golden, draw: Callable[[], float] = random
+    ) -> None:
+        self._channel = channel
+        self._planner = planner
+        self._golden = golden
+        self._draw = draw
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        """By the model's name."""
+        self._ended: set[asyncio.Task[None]] = set()
+        self._stopped = False
+        self._answers: dict[_Key, asyncio.Queue[Message]] = {}
+        """Who waits for the answer to what."""
+        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        """By digest: two names may serve one model, and its answers say only the digest."""
+
+    def begin(self, model: ServedModel) -> None:
+        """Share this model, in place of what had its name before."""
+        self.drop(model.name)
+        if self._stopped:
+            return
+        self._tasks[model.name] = asyncio.create_task(self._keep(model), name=f"open {model.name}")
+
+    def drop(self, name: str) -> None:
+        """Stop opening this model. Another name of the same model goes on."""
+        if (task := self._tasks.pop(name, None)) is not None:
+            task.cancel()
+            self._ended.add(task)
+            task.add_done_callback(self._ended.discard)
+
+    def take(self, message: ModelNeed | ModelReady | SegmentReady | Refused) -> None:
+        """An answer came; one that nobody waits for any more is let fall."""
+        cut = message.cut if isinstance(message, SegmentReady | Refused) else ""
+        if (answers := self._answers.get((message.digest, cut))) is not None:
+            answers.put_nowait(message)
+
+    def stop(self) -> None:
+        """The companion takes nothing new on this connection: nothing more is asked."""
+        self._stopped = True
+        for name in list(self._tasks):
+            self.drop(name)
+
+    async def close(self) -> None:
+        """`stop`, and wait until all has ended."""
+        self.stop()
+        if self._ended:
+            await asyncio.wait(self._ended)
+
+    async def _keep(self, model: ServedModel) -> None:
+        """Bring one model over and open its cuts, until all is done that can be done."""
+        if model.privacy == "local-only":
+            self._planner.forbid_remote(model.name, "the contract says local-only")
+            return
+        try:
+            if await self._shared(model):
+                await self._open_cuts(model)
+        except ConnectionLost:
+            return
+
+    async def _shared(self, model: ServedModel) -> bool:
+        """Try until the companion has the model; False when it never will."""
+        backoff = Backoff(first_s=RETRY_FIRST_S, cap_s=RETRY_CAP_S, draw=self._draw)
+        while (error := await _failure(self._share(model))) is not None:
+            log.warning("model=%s is not shared: %s (%s)", model.name, error, error.code)
+            if error.code in LASTING:
+                self._planner.forbid_remote(model.name, str(error))
+                return False
+            delay_s = backoff.failed()
+            self._planner.companion_not_ready(model.name, f"{error}; tried again in {delay_s:.0f} s")
+            await asyncio.sleep(delay_s)
+        return True
+
+    async def _open_cuts(self, model: ServedModel) -> None:
+        """One after the other; those that fail for now once more when the others are through."""
+        backoff = Backoff(first_s=RETRY_FIRST_S, cap_s=RETRY_CAP_S, draw=self._draw)
+        wanted = list(model.card.cuts)
+        while True:
+            again = []
+            for cut in wanted:
+                if (error := await _failure(self._open(model, cut))) is None:
+                    continue
+                log.warning("model=%s cut=%s is not open: %s (%s)", model.name, cut.id, error, error.code)
+                self._planner.segment_not_ready(model.name, cut.id, str(error))
+                if error.code not in LASTING:
+                    again.append(cut)
+            if not again:
+                return
+            wanted = again
+            await asyncio.sleep(backoff.failed())
+
+    async def _share(self, model: ServedModel) -> None:
+        same = self._channel.peer_hello.image == image_fingerprint()
+        why = None if same else "the companion decodes pictures otherwise than this device"
+        self._planner.forbid_encoded(model.name, why)
+        offer = ModelOffer(
+            digest=model.digest,
+            files=model.card.files,
+            dims=model.profile.dims if model.profile is not None else {},
+            golden=await self._golden.offered(model),
+        )
+        async with self._turn(model.digest):
+            with self._expecting((model.digest, "")) as answers:
+                self._channel.send(offer)
+                while isinstance(answer := await _next(answers), ModelNeed):
+                    await self._send_files(model, answer, answers)
+        if not isinstance(answer, ModelReady):
+            raise RemoteProtocolError(f"the companion answered an offer with {type(answer).__name__}")
+        theirs = decode(memoryview(answer.golden), max_bytes=GOLDEN_BYTES_MAX)
+        if (why := differs(theirs, await self._golden.run(model, None))) is not None:
+            raise CompanionRefused("DIFFERENT_NUMBERS", f"the companion computes this model differently: {why}")
+        self._planner.companion_ready(model.name, answer.whole_ms, answer.image_ms)
+
+    async def _send_files(self, model: ServedModel, need: ModelNeed, answers: asyncio.Queue[Message]) -> None:
+        """What the companion lacks; what it says meanwhile (refused, or another device was first) ends it."""
+        folder = Path(model.card.path).parent
+        sizes = {name: size for name, size, _ in model.card.files}
+        for name, start in need.missing:
+            if name not in sizes:
+                raise RemoteProtocolError(f"the companion wants file {name!r}, which was not offered")
+            with (folder / name).open("rb") as file:
+                file.seek(start)
+                offset, last = start, False
+                while not last and answers.empty():
+                    data = await asyncio.to_thread(file.read, CHUNK_BYTES)
+                    if not data and offset < sizes[name]:
+                        raise InvalidModel(f"{folder / name} became shorter since it was loaded; load the model again")
+                    last = offset + len(data) >= sizes[name]
+                    chunk = ModelChunk(digest=model.digest, file=name, offset=offset, last=last)
+                    await self._channel.drain(BULK_WINDOW_BYTES)
+                    self._channel.send(chunk, [data], priority=Priority.BULK)
+                    offset += len(data)
+
+    async def _open(self, model: ServedModel, cut: CutCard) -> None:
+        async with self._turn(model.digest):
+            with self._expecting((model.digest, cut.id)) as answers:
+                self._channel.send(SegmentOpen(digest=model.digest, cut=cut.id, node_bitmap=cut.node_bitmap))
+                answer = await _next(answers)
+        if not isinstance(answer, SegmentReady):
+            raise RemoteProtocolError(f"the companion answered a cut with {type(answer).__name__}")
+        theirs = decode(memoryview(answer.golden), max_bytes=GOLDEN_BYTES_MAX)
+        if (why := differs(theirs, await self._golden.run(model, cut.id))) is not None:
+            raise CompanionRefused("DIFFERENT_NUMBERS", f"the companion computes this cut differently: {why}")
+        self._planner.segment_ready(model.name, cut.id, answer.tail_ms)
+
+    def _turn(self, digest: str) -> asyncio.Lock:
+        return self._turns.setdefault(digest, asyncio.Lock())
+
+    @contextmanager
+    def _expecting(self, key: _Key) -> Iterator[asyncio.Queue[Message]]:
+        queue = self._answers[key] = asyncio.Queue()
+        try:
+            yield queue
+        finally:
+            del self._answers[key]
+
+
+async def _next(answers: asyncio.Queue[Message]) -> Message:
+    """The next answer; CompanionRefused for a refusal, TimeoutError when none comes."""
+    async with asyncio.timeout(ANSWER_TIMEOUT_S):
+        match await answers.get():
+            case Refused(code=code, message=text):
+                raise CompanionRefused(code, text)
+            case message:
+                return message
+
+
+async def _failure(step: Awaitable[None]) -> IsthmusError | None:
+    """Why a step failed, None when it did not. ConnectionLost goes through: what was begun here ends with it."""
+    try:
+        await step
+    except ConnectionLost:
+        raise
+    except IsthmusError as error:
+        return error
+    except TimeoutError:
+        return IsthmusError("the companion did not answer while the model was opened there")
+    except OSError as error:
+        return IsthmusError(f"{error.filename or 'a file of the model'} cannot be read: {error.strerror or error}")
+    except Exception as error:  # a bug of ours costs this step, not the connection
+        log.exception("opening a model failed")
+        return IsthmusError(f"an internal error ({type(error).__name__}); the daemon's log says more")
+    return None

@@ -1,0 +1,673 @@
+"""Connection, set-up and silence in virtual time: the real uplink, dialler, openings and planner; companions that do as
+they are told at the other end of channels in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent.dialler import DIAL_TIMEOUT_S
+from agent.planner import Planner
+from agent.repository import ServedModel
+from agent.uplink import SILENCE_S, Uplink
+from split.codec.payload import encode
+from split.errors import ChannelError, CompanionRefused, ConnectionLost, IdentityError
+from split.graph.card import CutCard, ModelCard
+from split.ids import CutId, ModelDigest, ModelName
+from split.plan.plan import RequestFacts
+from split.profiles.contract import Contract, Data
+from split.profiles.measured import CodecCosts, CutCosts, ModelProfile
+from split.runtime.segment import OrtEngine
+from split.runtime.store import SegmentStore
+from split.tensor import TensorSpec
+from split.transport.memory import MemoryChannel, memory_pair
+from split.transport.retry import Backoff
+from split.transport.virtual_time import run_in_virtual_time
+from split.wire.messages import (
+    Goodbye,
+    Hello,
+    Infer,
+    Message,
+    ModelChunk,
+    ModelNeed,
+    ModelOffer,
+    ModelReady,
+    Priority,
+    Refused,
+    Reply,
+    SegmentOpen,
+    SegmentReady,
+)
+
+CUTS = [CutId(letter * 12) for letter in "abc"]
+DIGEST = ModelDigest("sha256:" + "1" * 64)
+GOLDEN = {"y": np.array([1.0, 2.0], np.float32)}
+OTHER = {"y": np.array([1.0, 2.1], np.float32)}
+HOST = "companion:1"
+TENSOR = RequestFacts(budget_ms=10_000.0)
+
+
+def joined(tensors: Any) -> bytes:
+    return b"".join(bytes(part) for part in encode(tensors, "raw"))
+
+
+def hello(max_message_bytes: int = 1 << 20) -> Hello:
+    return Hello(major=1, minor=0, agent="test", runtime="test", max_message_bytes=max_message_bytes, codecs=("raw",))
+
+
+class Golden:
+    """What the device itself computes."""
+
+    async def offered(self, model: ServedModel) -> bytes:
+        return b""
+
+    async def run(self, model: ServedModel, cut: CutId | None) -> Any:
+        return GOLDEN
+
+
+def model(folder: Path, name: str = "m", *, contract: Contract | None = None, file_bytes: int = 100) -> ServedModel:
+    """Three cuts, no ONNX: nothing here runs it."""
+    path = folder / "model.onnx"
+    path.write_bytes(bytes(file_bytes))
+    cuts = tuple(
+        CutCard(
+            id=cut,
+            boundary=(TensorSpec(name="t", dtype="FP32", shape=(1, 100)),),
+            head_inputs=("x",),
+            head_outputs=(),
+            tail_inputs=(),
+            shown_inputs=(),
+            tail_outputs=("y",),
+            nodes=3,
+            compute_share=0.3,
+            node_bitmap="07",
+        )
+        for cut in CUTS
+    )
+    codecs = (CodecCosts(codec="raw", bytes=400, encode_ms=0.0, decode_ms=0.0),)
+    return ServedModel(
+        name=ModelName(name),
+        version="1",
+        card=ModelCard(
+            digest=DIGEST,
+            path=str(path),
+            files=(("model.onnx", file_bytes, "0" * 64),),
+            inputs=(TensorSpec(name="x", dtype="FP32", shape=(1, 100)),),
+            outputs=(TensorSpec(name="y", dtype="FP32", shape=(1, 2)),),
+            nodes=10,
+            opset=17,
+            cuts=cuts,
+        ),
+        contract=contract or Contract(),
+        images={},
+        labels={},
+        folder=folder,
+        profile=ModelProfile(
+            digest=DIGEST,
+            runtime="test",
+            fingerprint="test",
+            dims={},
+            threads=1,
+            whole_ms=100.0,
+            image_ms=0.0,
+            input_codecs=codecs,
+            encoded_bytes=0,
+            output_bytes=8,
+            cuts=tuple(CutCosts(cut=cut, head_ms=30.0, tail_ms=70.0, codecs=codecs) for cut in CUTS),
+        ),
+        store=SegmentStore(OrtEngine(), threads=1, budget_bytes=1 << 20),
+    )
+
+
+Script = Callable[[Any, int], Sequence[Message]]
+"""(message, how many of its kind came before on all connections) → what is answered."""
+
+
+def takes(offer: ModelOffer, before: int) -> Sequence[Message]:
+    return ModelNeed(digest=offer.digest, missing=()), ready(offer)
+
+
+def ready(offer: ModelOffer) -> ModelReady:
+    return ModelReady(digest=offer.digest, golden=joined(GOLDEN), whole_ms=10.0)
+
+
+def opens(wanted: SegmentOpen, before: int) -> Sequence[Message]:
+    return (SegmentReady(digest=wanted.digest, cut=wanted.cut, golden=joined(GOLDEN), tail_ms=6.0),)
+
+
+def delay_arrivals(end: MemoryChannel, delay_s: float) -> None:
+    """What is sent to this end comes so much later, in its order, as much at once as there is."""
+    arrive, on_the_way = end._take, deque[bytes]()
+
+    def take(data: bytes) -> None:
+        on_the_way.append(data)
+        asyncio.get_running_loop().call_later(delay_s, lambda: arrive(on_the_way.popleft()))
+
+    end._take = take  # type: ignore[method-assign]
+
+
+@dataclass
+class World:
+    """A device, and companions at some addresses behind a network that may be broken."""
+
+    folder: Path
+    companions: Sequence[str] = (HOST,)
+    on_offer: Script = takes
+    on_cut: Script = opens
+    max_message_bytes: int = 1 << 20
+    draw: float = 0.5
+    limits: Any = None
+    dead: set[str] = field(default_factory=set)
+    """Addresses behind which nothing answers; dialling them hangs."""
+    refused: set[str] = field(default_factory=set)
+    delay_s: float = 0.0
+    """One way, for what companions say."""
+    dialled: list[tuple[float, str]] = field(default_factory=list)
+    connected: list[tuple[str, MemoryChannel, MemoryChannel]] = field(default_factory=list)
+    """Address, the device's end, the companion's."""
+    seen: list[Message] = field(default_factory=list)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.planner = Planner()
+        self.uplink = Uplink(
+            companions=self.companions,
+            dial=self.dial,
+            planner=self.planner,
+            golden=Golden(),  # type: ignore[arg-type]  # the same methods, nothing runs
+            backoff=Backoff(draw=lambda: self.draw),
+        )
+        self.ids = itertools.count(1)
+
+    def serve(self, served: ServedModel) -> ServedModel:
+        self.planner.add_model(served.name, served.card, served.profile, served.contract)  # type: ignore[arg-type]
+        self.uplink.serve_model(served)
+        return served
+
+    async def dial(self, address: str) -> MemoryChannel:
+        self.dialled.append((self.now, address))
+        for _ in range(round(DIAL_TIMEOUT_S / 0.05)):
+            if address not in self.dead:
+                break
+            await asyncio.sleep(0.05)
+        else:
+            raise ConnectionLost(f"{address} did not answer")
+        if address in self.refused:
+            raise ConnectionLost(f"{address} refused")
+        device, companion = memory_pair(hello(), hello(self.max_message_bytes))
+        if self.delay_s:
+            delay_arrivals(device, self.delay_s)
+        self.connected.append((address, device, companion))
+        self.tasks.append(asyncio.create_task(self.companion(companion)))
+        return device
+
+    async def companion(self, channel: MemoryChannel) -> None:
+        try:
+            while True:
+                message = (await channel.receive()).message
+                before = sum(type(other) is type(message) for other in self.seen)
+                self.seen.append(message)
+                match message:
+                    case ModelOffer():
+                        answers = self.on_offer(message, before)
+                    case SegmentOpen():
+                        answers = self.on_cut(message, before)
+                    case _:
+                        answers = ()
+                for answer in answers:
+                    channel.send(answer)
+        except ChannelError:
+            return
+
+    @property
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    @property
+    def companion_end(self) -> MemoryChannel:
+        return self.connected[-1][2]
+
+    def count(self, kind: type) -> int:
+        return sum(isinstance(message, kind) for message in self.seen)
+
+    def opened(self, name: str = "m") -> set[str]:
+        """Cuts whose splits may be chosen now."""
+        return {cut for cut in CUTS if self.placement(name, cut) == "split"}
+
+    def placement(self, name: str, cut: CutId) -> str:
+        facts = RequestFacts(budget_ms=10_000.0, cut=cut)
+        return str(self.planner.decide(name, facts, edge_queue_ms=0.0, now_s=self.now).chosen.plan.placement)
+
+    def why(self, name: str = "m") -> str:
+        return self.planner.local_only_reason(name)
+
+    def ask(self, *, size: int = 100, cloud_ms: float = 0.0) -> asyncio.Future[Any]:
+        infer = Infer(
+            request_id=str(next(self.ids)), attempt=1, digest=DIGEST, cut="offload", codec="raw", budget_ms=9e3
+        )
+        return self.uplink.infer(infer, [bytes(size)], priority=Priority.NORMAL, cloud_ms=cloud_ms)
+
+    def answer(self, request_id: str) -> None:
+        times = {"queue_ms": 0.0, "decode_ms": 0.0, "tail_ms": 1.0, "encode_ms": 0.0, "cloud_ms": 1.0}
+        reply = Reply(request_id=request_id, attempt=1, cut="offload", codec="raw", **times)
+        self.companion_end.send(reply, encode(GOLDEN, "raw"))
+
+    async def until(self, true: Callable[[], bool], within_s: float = 600.0) -> float:
+        """Seconds until it was true."""
+        began_s = self.now
+        async with asyncio.timeout(within_s):
+            while not true():  # noqa: ASYNC110 - virtual time, costs nothing
+                await asyncio.sleep(0.01)
+        return self.now - began_s
+
+
+@asynccontextmanager
+async def running(world: World, *models: ServedModel) -> AsyncIterator[World]:
+    for served in models or (model(world.folder),):
+        world.serve(served)
+    world.uplink.start()
+    try:
+        yield world
+    finally:
+        await world.uplink.close()
+        for task in world.tasks:
+            task.cancel()
+        await asyncio.gather(*world.tasks, return_exceptions=True)
+
+
+def story(test: Callable[[Path], Any]) -> Callable[[Path], None]:
+    """A test that lives in virtual time."""
+
+    def run(tmp_path: Path) -> None:
+        run_in_virtual_time(test(tmp_path))
+
+    run.__name__ = test.__name__
+    return run
+
+
+def refuses(code: str, times: int, then: Script) -> Script:
+    def script(message: Any, before: int) -> Sequence[Message]:
+        if before >= times:
+            return then(message, before)
+        cut = message.cut if isinstance(message, SegmentOpen) else ""
+        return (Refused(code=code, message=f"not now: {code}", digest=message.digest, cut=cut),)
+
+    return script
+
+
+# -- set-up -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", ["OVERLOADED", "DISK_FULL", "BUDGET_EXCEEDED", "INTERNAL"])
+def test_a_model_refused_for_a_reason_that_may_go_away_is_offered_again(tmp_path: Path, code: str) -> None:
+    async def main() -> None:
+        async with running(World(tmp_path, on_offer=refuses(code, 3, takes))) as world:
+            await world.until(lambda: f"not now: {code}; tried again in" in world.why())
+            await world.until(lambda: world.why() == "")
+            assert world.count(ModelOffer) == 4
+            assert world.uplink.connects == 1
+
+    run_in_virtual_time(main())
+
+
+@story
+async def test_an_offer_without_an_answer_is_made_again(tmp_path: Path) -> None:
+    def silent_once(offer: ModelOffer, before: int) -> Sequence[Message]:
+        return takes(offer, before) if before else ()
+
+    async with running(World(tmp_path, on_offer=silent_once)) as world:
+        await world.until(lambda: "did not answer" in world.why())
+        await world.until(lambda: world.why() == "")
+
+
+@story
+async def test_the_pauses_between_tries_grow_to_half_a_minute_and_no_further(tmp_path: Path) -> None:
+    at_s: list[float] = []
+
+    def notes(offer: ModelOffer, before: int) -> Sequence[Message]:
+        at_s.append(asyncio.get_running_loop().time())
+        return (Refused(code="OVERLOADED", message="no", digest=offer.digest),)
+
+    async with running(World(tmp_path, on_offer=notes, draw=1.0)):
+        await asyncio.sleep(200)
+    assert [round(later - earlier) for earlier, later in itertools.pairwise(at_s)][:7] == [1, 2, 4, 8, 16, 30, 30]
+
+
+@pytest.mark.parametrize("code", ["UNSUPPORTED_OP", "DIGEST_MISMATCH", "INVALID_MODEL"])
+def test_a_model_refused_for_good_is_offered_once(tmp_path: Path, code: str) -> None:
+    async def main() -> None:
+        async with running(World(tmp_path, on_offer=refuses(code, 99, takes))) as world:
+            await asyncio.sleep(3600)
+            assert world.why() == f"not now: {code}"
+            assert world.count(ModelOffer) == 1
+
+    run_in_virtual_time(main())
+
+
+@story
+async def test_a_model_computed_differently_is_never_shared_on_this_connection(tmp_path: Path) -> None:
+    def differs(offer: ModelOffer, before: int) -> Sequence[Message]:
+        return (ModelReady(digest=offer.digest, golden=joined(OTHER), whole_ms=10.0),)
+
+    async with running(World(tmp_path, on_offer=differs)) as world:
+        await asyncio.sleep(3600)
+        assert "computes this model differently" in world.why()
+        assert world.count(ModelOffer) == 1
+        assert world.count(SegmentOpen) == 0
+
+
+@story
+async def test_local_only_models_are_never_offered(tmp_path: Path) -> None:
+    private = model(tmp_path, contract=Contract(data=Data(privacy="local-only")))
+    async with running(World(tmp_path), private) as world:
+        await asyncio.sleep(100)
+        assert world.why() == "the contract says local-only"
+        assert world.count(ModelOffer) == 0
+
+
+async def test_a_companion_that_refuses_while_it_is_sent_the_files_is_sent_no_more(tmp_path: Path) -> None:
+    """In real time: a thread reads the file."""
+    size = 8 << 20
+    served = model(tmp_path, file_bytes=size)
+
+    def wants_all(offer: ModelOffer, before: int) -> Sequence[Message]:
+        need = ModelNeed(digest=offer.digest, missing=(("model.onnx", 0),))
+        return need, Refused(code="DISK_FULL", message="full", digest=offer.digest)
+
+    refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    world = World(tmp_path, on_offer=wants_all, draw=0.999)
+    world.planner.companion_not_ready = lambda name, why: refused.set_result(why)  # type: ignore[method-assign]
+    async with running(world, served):
+        async with asyncio.timeout(30):
+            assert "full" in await refused
+        assert world.count(ModelChunk) < size // (256 * 1024)
+
+
+@pytest.mark.parametrize("code", ["OVERLOADED", "INTERNAL", "STORAGE_FAILED"])
+def test_a_cut_that_fails_for_now_keeps_no_other_back_and_is_tried_again(tmp_path: Path, code: str) -> None:
+    def busy_with_b(wanted: SegmentOpen, before: int) -> Sequence[Message]:
+        if wanted.cut == CUTS[1] and before < 6:
+            return (Refused(code=code, message="busy", digest=wanted.digest, cut=wanted.cut),)
+        return opens(wanted, before)
+
+    async def main() -> None:
+        async with running(World(tmp_path, on_cut=busy_with_b)) as world:
+            await world.until(lambda: world.opened() == {CUTS[0], CUTS[2]})
+            assert world.planner.snapshot(world.now)["models"]["m"]["cuts_not_open"] == {CUTS[1]: "busy"}
+            await world.until(lambda: world.opened() == set(CUTS))
+            assert world.planner.snapshot(world.now)["models"]["m"]["cuts_not_open"] == {}
+            assert world.why() == ""
+
+    run_in_virtual_time(main())
+
+
+@story
+async def test_a_cut_that_is_never_answered_keeps_no_other_back(tmp_path: Path) -> None:
+    def silent_about_a(wanted: SegmentOpen, before: int) -> Sequence[Message]:
+        return () if wanted.cut == CUTS[0] else opens(wanted, before)
+
+    async with running(World(tmp_path, on_cut=silent_about_a)) as world:
+        await world.until(lambda: world.opened() == {CUTS[1], CUTS[2]})
+        assert world.why() == ""
+
+
+@story
+async def test_a_cut_computed_differently_is_left_out_for_good(tmp_path: Path) -> None:
+    def differs_at_a(wanted: SegmentOpen, before: int) -> Sequence[Message]:
+        golden = joined(OTHER if wanted.cut == CUTS[0] else GOLDEN)
+        return (SegmentReady(digest=wanted.digest, cut=wanted.cut, golden=golden, tail_ms=6.0),)
+
+    async with running(World(tmp_path, on_cut=differs_at_a)) as world:
+        await asyncio.sleep(600)
+        assert world.opened() == {CUTS[1], CUTS[2]}
+        assert world.count(SegmentOpen) == 3
+        assert "differently" in world.planner.snapshot(world.now)["models"]["m"]["cuts_not_open"][CUTS[0]]
+
+
+@story
+async def test_two_names_of_one_model_are_both_served(tmp_path: Path) -> None:
+    """The companion answers the second offer while the first is under way, as it comes: answers say only the digest."""
+
+    async with running(World(tmp_path, delay_s=0.05), model(tmp_path, "m"), model(tmp_path, "n")) as world:
+        await world.until(lambda: world.opened("m") == world.opened("n") == set(CUTS), within_s=60)
+        assert world.why("m") == world.why("n") == ""
+
+
+@story
+async def test_dropping_one_name_of_a_model_does_not_disturb_the_other(tmp_path: Path) -> None:
+    async with running(World(tmp_path, delay_s=0.05)) as world:
+        await world.until(lambda: world.count(ModelOffer) == 1)
+        world.serve(model(tmp_path, "n"))
+        await asyncio.sleep(0.01)
+        world.uplink.drop_model(model(tmp_path, "m"))
+        await world.until(lambda: world.opened("n") == set(CUTS), within_s=60)
+
+
+# -- goodbye ----------------------------------------------------------------------------------------------------------
+
+
+@story
+async def test_after_a_goodbye_nothing_new_goes_there_whatever_still_comes(tmp_path: Path) -> None:
+    async with running(World(tmp_path, companions=("one:1", "two:1"))) as world:
+        await world.until(lambda: world.opened() == set(CUTS))
+        first = world.ask()
+        await world.until(lambda: world.count(Infer) == 1)
+        world.companion_end.send(Goodbye(reason="maintenance"))
+        await world.until(lambda: "maintenance" in world.why())
+        offers = world.count(ModelOffer)
+        world.companion_end.send(ready(ModelOffer(digest=DIGEST, files=())))
+        world.uplink.suspect()
+        world.serve(model(tmp_path, "late"))
+        await asyncio.sleep(1.0)  # pongs come
+        assert "maintenance" in world.why()
+        assert world.count(ModelOffer) == offers
+        with pytest.raises(ConnectionLost, match="maintenance"):
+            world.ask()
+        world.answer("1")
+        reply = await first
+        np.testing.assert_array_equal(reply.outputs["y"], GOLDEN["y"])
+        # Nothing is awaited any more: hung up, and the other companion is used.
+        took_s = await world.until(lambda: world.opened("m") == world.opened("late") == set(CUTS))
+        assert took_s < 2.0
+        assert [address for address, _, _ in world.connected] == ["one:1", "two:1"]
+
+
+@story
+async def test_a_companion_that_says_goodbye_and_then_nothing_is_left_all_the_same(tmp_path: Path) -> None:
+    async with running(World(tmp_path)) as world:
+        await world.until(lambda: world.why() == "")
+        lost = world.ask()
+        world.companion_end.send(Goodbye(reason="maintenance"))
+        world.companion_end.freeze()
+        with pytest.raises(ConnectionLost):
+            await lost
+        await world.until(lambda: world.why() == "", within_s=5)
+
+
+# -- silence ----------------------------------------------------------------------------------------------------------
+
+
+@story
+async def test_set_up_that_goes_on_during_a_silence_leaves_other_models_ready(tmp_path: Path) -> None:
+    async with running(World(tmp_path)) as world:
+        await world.until(lambda: world.opened() == set(CUTS))
+        world.uplink.suspect()
+        assert "does not answer in time" in world.why()
+        world.serve(model(tmp_path, "n"))
+        await world.until(lambda: world.opened("n") == set(CUTS))
+        assert world.opened("m") == set(CUTS)
+        assert world.uplink.connects == 1
+
+
+@story
+async def test_a_companion_that_was_frozen_is_used_again_on_the_old_connection_as_soon_as_it_speaks(
+    tmp_path: Path,
+) -> None:
+    async with running(World(tmp_path)) as world:
+        await world.until(lambda: world.opened() == set(CUTS))
+        world.companion_end.freeze()
+        world.dead = {HOST}
+        world.uplink.suspect()
+        await asyncio.sleep(60)
+        assert world.uplink.state == "silent"
+        assert len(world.dialled) > 5
+        world.companion_end.thaw()
+        await world.until(lambda: world.opened() == set(CUTS), within_s=0.3)
+        await asyncio.sleep(0.5)
+        world.dead = set()
+        dialled = len(world.dialled)
+        await asyncio.sleep(60)
+        assert (len(world.dialled), world.uplink.connects) == (dialled, 1)
+
+
+@story
+async def test_an_answer_that_takes_long_on_a_slow_link_is_no_silence(tmp_path: Path) -> None:
+    async with running(World(tmp_path, delay_s=SILENCE_S - 1.0)) as world:
+        await world.until(lambda: world.opened() == set(CUTS))
+        await asyncio.sleep(600)  # idle pings
+        assert len(world.dialled) == 1
+
+
+@story
+async def test_a_link_slower_than_that_ends_the_replacing_by_itself(tmp_path: Path) -> None:
+    async with running(World(tmp_path, delay_s=SILENCE_S + 3.0)) as world:
+        await asyncio.sleep(600)
+        settled = len(world.dialled)
+        assert settled <= 3
+        await world.until(lambda: world.opened() == set(CUTS))
+        await asyncio.sleep(600)
+        assert world.uplink.connects <= 3
+
+
+@pytest.mark.parametrize("broken_s", [0.5, 3.0, 4.9, 5.3, 7.9, 20.0, 77.7, 300.0])
+@pytest.mark.parametrize("addresses", [1, 3])
+def test_remote_use_is_back_within_five_seconds_of_a_dead_way_that_heals(
+    tmp_path: Path, broken_s: float, addresses: int
+) -> None:
+    """No RST: both ends stay open and nothing arrives. The worst draw of every back-off; the other addresses lead
+    nowhere all the time."""
+    others = tuple(f"nowhere:{n}" for n in range(1, addresses))
+
+    async def main() -> None:
+        world = World(tmp_path, companions=(*others, HOST), dead=set(others), draw=0.999)
+        async with running(world):
+            await world.until(lambda: world.opened() == set(CUTS))
+            _, device, companion = world.connected[-1]
+            waiting = world.ask()  # traffic: without it nobody would notice
+            device.freeze()
+            companion.freeze()
+            world.dead.add(HOST)
+            await asyncio.sleep(broken_s)
+            world.dead.discard(HOST)
+            asyncio.get_running_loop().call_later(broken_s, device.thaw)  # TCP sends again: its timer has doubled
+            asyncio.get_running_loop().call_later(broken_s, companion.thaw)
+            await world.until(lambda: world.opened() == set(CUTS), within_s=5.0)
+            waiting.cancel()
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("down_s", [0.1, 1.0, 2.3, 33.3, 100.0])
+def test_remote_use_is_back_within_five_seconds_of_a_restart(tmp_path: Path, down_s: float) -> None:
+    async def main() -> None:
+        async with running(World(tmp_path, draw=0.999)) as world:
+            await world.until(lambda: world.opened() == set(CUTS))
+            await asyncio.sleep(10)
+            world.refused = {HOST}
+            world.companion_end.kill()
+            await asyncio.sleep(down_s)
+            world.refused = set()
+            await world.until(lambda: world.opened() == set(CUTS), within_s=5.0)
+
+    run_in_virtual_time(main())
+
+
+# -- dialling ---------------------------------------------------------------------------------------------------------
+
+
+@story
+async def test_of_two_companions_that_answer_one_is_used_and_the_other_hung_up_on(tmp_path: Path) -> None:
+    async with running(World(tmp_path, companions=("one:1", "two:1", "three:1"), dead={"one:1"})) as world:
+        await world.until(lambda: world.opened() == set(CUTS))
+        assert world.uplink.address == "two:1"
+        world.companion_end.kill()
+        await world.until(lambda: world.uplink.connects == 2)
+        assert world.uplink.address == "three:1"
+        await asyncio.sleep(5)
+        used = world.companion_end
+        assert [end.closed_because is None for _, _, end in world.connected] == [
+            end is used for _, _, end in world.connected
+        ]
+
+
+@story
+async def test_the_status_names_every_address_that_cannot_be_reached(tmp_path: Path) -> None:
+    world = World(tmp_path, companions=("one:1", "two:1"), refused={"one:1", "two:1"})
+    async with running(world):
+        await world.until(lambda: world.uplink.state.startswith("cannot connect"))
+        assert world.uplink.state == world.why() == "cannot connect: one:1 refused; two:1 refused"
+
+
+@story
+async def test_a_certificate_that_is_refused_everywhere_is_not_shown_twice_a_second(tmp_path: Path) -> None:
+    world = World(tmp_path)
+
+    async def refuse(address: str) -> MemoryChannel:
+        world.dialled.append((world.now, address))
+        raise IdentityError("the companion's certificate is of another CA")
+
+    world.uplink._dialler._dial = refuse
+    async with running(world):
+        await asyncio.sleep(300)
+        assert 3 <= len(world.dialled) <= 6
+        assert "another CA" in world.why()
+
+
+# -- requests ---------------------------------------------------------------------------------------------------------
+
+
+@story
+async def test_a_request_too_large_for_the_companion_is_a_failed_road_and_no_mistake_of_the_callers(
+    tmp_path: Path,
+) -> None:
+    async with running(World(tmp_path, max_message_bytes=1 << 17)) as world:
+        await world.until(lambda: world.why() == "")
+        with pytest.raises(CompanionRefused, match="the peer takes at most 131072") as caught:
+            world.ask(size=1 << 17)
+        assert caught.value.code == "TOO_LARGE"
+        assert world.uplink.inflight == 0
+
+
+@story
+async def test_lateness_is_not_put_down_to_the_link_where_the_companion_was_expected_to_compute(
+    tmp_path: Path,
+) -> None:
+    async with running(World(tmp_path)) as world:
+        await world.until(lambda: world.why() == "")
+        await asyncio.sleep(1.0)
+        before = world.planner.snapshot(world.now)["link"]["rtt_ms"]
+        world.ask(cloud_ms=1_000.0)
+        await asyncio.sleep(1.0)
+        world.uplink.abandon("1", 1)
+        assert world.planner.snapshot(world.now)["link"]["rtt_ms"] == pytest.approx(before, abs=0.1)
+        world.ask(cloud_ms=0.0)
+        await asyncio.sleep(1.0)
+        world.uplink.abandon("2", 1)
+        assert world.planner.snapshot(world.now)["link"]["rtt_ms"] > before + 0.1
+
+
+@story
+async def test_without_companions_nothing_is_dialled_and_the_reason_is_shown(tmp_path: Path) -> None:
+    async with running(World(tmp_path, companions=())) as world:
+        await asyncio.sleep(10)
+        assert world.dialled == []
+        assert world.why() == world.uplink.state == "no companion configured"
