@@ -6,7 +6,7 @@ import argparse
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from agent.commands.model_argument import (
     CHILD_TIMEOUT_S,
@@ -15,18 +15,24 @@ from agent.commands.model_argument import (
     model_path,
     show_progress,
 )
-from split.errors import UnsupportedRequest
+from split.errors import InvalidRequest
 from split.tensor import TensorSpec
 from split.workbench.child import run_child_sync
 
-_JSON_KEYS = ("model", "digest", "cuts")
+_JSON_KEYS: Final = ("model", "digest", "cuts")
+_CODECS: Final = ("raw", "fp16", "int8")
+_NAME_MAX: Final = 28
+_SHOWN_MAX: Final = 3
+"""Tensors of a boundary in the table, the biggest; the rest are counted."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     add_inputs_argument(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw compute share and bytes along the model")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE.png", help="draw what travels along the model against the input's own size"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -39,60 +45,77 @@ def run(arguments: argparse.Namespace) -> int:
         run_child_sync(command, timeout_s=CHILD_TIMEOUT_S, on_progress=show_progress)
         found: dict[str, Any] = json.loads(out.read_bytes())
     if arguments.plot is not None:
-        _plot(found, arguments.plot)
+        _plot(found, path, arguments.plot)
     if arguments.json:
         print(json.dumps({key: found[key] for key in _JSON_KEYS}, indent=1))
     else:
-        print(_table(found))
+        print(_table(found, path))
     return 0
 
 
-def _table(found: dict[str, Any]) -> str:
-    """For people: one line a cut, and the input's own size to compare with."""
-    inputs = ", ".join(f"{_tensor(spec)}" for spec in found["inputs"])
-    lines = [
-        f"{found['model']}  {found['digest'][:19]}…",
-        f"input  {inputs}  {_kb(_raw_bytes(found['inputs']))} KB",
-        "",
-    ]
+def _table(found: dict[str, Any], path: Path) -> str:
+    """For people: the input as the first row, then one row a cut in the order of the model."""
+    lines = [f"{_title(path)}  {found['nodes']} nodes  {found['digest'][:19]}…", ""]
+    lines.append(f"{'cut':12}  {'node':>5}  {'compute':>7}  {'raw KB':>9}  {'fp16 KB':>9}  {'int8 KB':>9}  boundary")
+    own = _raw_bytes(found["inputs"])
+    lines.append(_row("input", 0, 0.0, [_kb(own), "", ""], found["inputs"]))
     if not found["cuts"]:
         return "\n".join([*lines, f"no cuts: {found['no_cuts_reason']}"])
-    lines.append(
-        f"{'cut':12}  {'after node':>10}  {'compute':>7}  {'raw KB':>8}  {'fp16 KB':>8}  {'int8 KB':>8}  boundary"
-    )
     for cut in found["cuts"]:
-        sizes = "  ".join(f"{_kb(cut['bytes'][codec]):>8}" for codec in ("raw", "fp16", "int8"))
-        boundary = " + ".join(_tensor(spec) for spec in cut["boundary"])
-        lines.append(f"{cut['id']:12}  {cut['nodes']:>10}  {cut['compute_share']:>7.1%}  {sizes}  {boundary}")
+        sizes = [_kb(cut["bytes"][codec]) for codec in _CODECS]
+        lines.append(_row(cut["id"], cut["nodes"], cut["compute_share"], sizes, cut["boundary"]))
+    smaller = [cut for cut in found["cuts"] if cut["bytes"]["raw"] < own]
+    lines += ["", f"{len(smaller)} of {len(found['cuts'])} cuts send less than the input, both uncoded"]
     return "\n".join(lines)
 
 
-def _tensor(spec: dict[str, Any]) -> str:
-    return f"{spec['name']} {spec['dtype']}[{','.join(str(dim) for dim in spec['shape'])}]"
+def _row(name: str, nodes: int, share: float, sizes: list[str], specs: list[dict[str, Any]]) -> str:
+    columns = "  ".join(f"{size:>9}" for size in sizes)
+    return f"{name:12}  {nodes:>5}  {share:>7.1%}  {columns}  {_tensors(specs)}"
+
+
+def _tensors(specs: list[dict[str, Any]]) -> str:
+    shown = sorted(specs, key=lambda spec: -_raw_bytes([spec]))[:_SHOWN_MAX]
+    more = len(specs) - len(shown)
+    texts = [f"{_short(spec['name'])} {spec['dtype']}[{','.join(map(str, spec['shape']))}]" for spec in shown]
+    return " + ".join([*texts, *([f"{more} more"] if more else [])])
+
+
+def _short(name: str) -> str:
+    """The end of a long name: exporters put the place in the network first and what it is last."""
+    return name if len(name) <= _NAME_MAX else f"…{name[1 - _NAME_MAX :]}"
+
+
+def _title(path: Path) -> str:
+    """The name in the repository, or the file's."""
+    version = path.absolute().parent
+    return version.parent.name if path.name == "model.onnx" and version.name.isdigit() else path.name
 
 
 def _kb(size: int) -> str:
-    return f"{size / 1000:,.1f}"
+    return f"{size / 1000:,.1f}" if size >= 100 else f"{size / 1000:.3f}"
 
 
-def _raw_bytes(specs: list[dict[str, Any]]) -> int:
-    return sum(
-        TensorSpec(name=spec["name"], dtype=spec["dtype"], shape=tuple(spec["shape"])).nbytes() for spec in specs
-    )
+def _specs(plain: list[dict[str, Any]]) -> list[TensorSpec]:
+    return [TensorSpec(name=spec["name"], dtype=spec["dtype"], shape=tuple(spec["shape"])) for spec in plain]
 
 
-def _plot(found: dict[str, Any], path: Path) -> None:
-    """Bytes over compute share, one line a codec, the raw input's size as a level to be under."""
+def _raw_bytes(plain: list[dict[str, Any]]) -> int:
+    return sum(spec.nbytes() for spec in _specs(plain))
+
+
+def _plot(found: dict[str, Any], path: Path, out: Path) -> None:
+    from agent.commands.cuts_plot import Level, draw  # Pillow, which the table does without
+    from split.workbench.pictures import JPEG_QUALITY, picture_bytes
+
+    levels = [Level(name="raw", size=_raw_bytes(found["inputs"]))]
+    pictures = [picture for spec in _specs(found["inputs"]) if (picture := picture_bytes(spec, path)) is not None]
+    note = ""
+    if len(pictures) == 1:
+        [picture] = pictures
+        levels += [Level(name="PNG", size=picture.png), Level(name=f"JPEG q{JPEG_QUALITY}", size=picture.jpeg)]
+        note = f"as PNG and JPEG: {picture.of}"
     try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UnsupportedRequest("--plot needs matplotlib; install it with: pip install matplotlib") from None
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    axes = figure.subplots()
-    shares = [100 * cut["compute_share"] for cut in found["cuts"]]
-    for codec in ("raw", "fp16", "int8"):
-        axes.plot(shares, [cut["bytes"][codec] / 1000 for cut in found["cuts"]], marker="o", label=codec)
-    axes.axhline(_raw_bytes(found["inputs"]) / 1000, linestyle="--", color="grey", label="input, raw")
-    axes.set(xlabel="% of compute on the device", ylabel="KB that travel", title=found["model"], yscale="log")
-    axes.legend()
-    figure.savefig(path)
+        draw(found, f"{_title(path)}: what travels where it is cut", levels, note, out)
+    except OSError as error:
+        raise InvalidRequest(f"the plot cannot be written to {out}: {error.strerror or error}") from None

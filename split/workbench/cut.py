@@ -20,7 +20,16 @@ from split.codec.golden import golden_inputs
 from split.codec.payload import payload_bytes
 from split.errors import CutRefused, InvalidModel, IsthmusError
 from split.graph.card import CutCard, ModelCard, write_card, write_cut
-from split.graph.cuts import Cut, all_prefix_cuts, candidates, compute_shares, cut_card, cut_from_mask, mask_of
+from split.graph.cuts import (
+    Cut,
+    all_prefix_cuts,
+    candidates,
+    compute_shares,
+    crossing_bytes,
+    cut_card,
+    cut_from_mask,
+    mask_of,
+)
 from split.graph.load import load_model
 from split.graph.model import Model
 from split.graph.partition import WEIGHTS_FILE, share_weights, whole_with, write_parts, write_whole
@@ -119,10 +128,11 @@ def describe(model: Model, cuts: Sequence[Cut]) -> ModelCard:
 
 
 def list_cuts(model_path: Path, *, inputs: Tensors | None = None) -> dict[str, Any]:
-    """The candidates as `isthmus cuts --json` prints them (DESIGN §7), with the model's inputs beside; keeps no files.
+    """The candidates as `isthmus cuts --json` prints them (DESIGN §7), and what table and plot show; keeps no files.
 
     `bytes` is the payload of one request (boundary and the inputs the tail needs) for each codec, at the shapes of
-    `inputs`, or with 1 for symbolic dims. Errors as in `prepare`.
+    `inputs`, or with 1 for symbolic dims. Beside: the model's `inputs`, its number of `nodes`, and `along`, one
+    `[nodes, compute share, bytes uncoded]` for each legal boundary of a topological order. Errors as in `prepare`.
     """
     model = load_model(model_path)
     with tempfile.TemporaryDirectory(prefix="isthmus-cuts-") as name:
@@ -130,9 +140,16 @@ def list_cuts(model_path: Path, *, inputs: Tensors | None = None) -> dict[str, A
         share_weights(model, folder)
         settle(model, folder, inputs=inputs)
     cuts = candidates(model)
+    everywhere = all_prefix_cuts(model)
     return {
         "model": str(model_path),
         "digest": model.digest,
+        "nodes": len(model.nodes),
+        "along": [
+            [cut.nodes, round(share, 6), crossing_bytes(model, cut)]
+            for cut, share in zip(everywhere, compute_shares(model, everywhere), strict=True)
+            if cut.legal and cut.boundary
+        ],
         "inputs": [_plain(spec) for spec in _real(model, [spec.name for spec in model.inputs])],
         "no_cuts_reason": "" if cuts else _why_none(model),
         "cuts": [

@@ -28,7 +28,7 @@ from split.workbench.inputs import read_inputs
 REQUESTS_MAX: Final = 8
 """Each one costs a run of every cut's halves for every lossy codec."""
 
-_PICTURES: Final = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+PICTURES: Final = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ def _beside(card: ModelCard, whole: Segment, contract: Contract | None) -> Itera
     folder = version.parent / "golden"
     if not version.name.isdigit() or not folder.is_dir():
         return
-    files = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in (".npz", *_PICTURES)]
+    files = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in (".npz", *PICTURES)]
     for path in files[:REQUESTS_MAX]:
         picture = b"" if path.suffix.lower() == ".npz" else path.read_bytes()
         inputs = _with_picture(card, contract, picture) if picture else read_inputs(path)
