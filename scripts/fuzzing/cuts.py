@@ -1,17 +1,16 @@
 """The differential test of cutting: head ∘ tail = whole, for random graphs and many cuts of each.
 
-The whole file in the plain runtime is the oracle. Without optimisations the same kernels see the same values on both
-ways, so every output must have the same bits. With them each side fuses on its own, and outputs may differ by
-rounding: floats by `BOUND` of their largest, and a graph whose whole changes by more than that between the two levels
-(rounding, comparing and quantising make much of little) is judged at the exact level alone, and counted.
+The whole file in the plain runtime is the oracle; floats may differ by `BOUND` of their largest, all else by nothing.
+Every other cut is run without optimisations, where the same kernels see the same values, and with all of them, where
+each side fuses on its own. A graph whose whole itself differs by more between the two levels (rounding and comparing
+make much of little) is judged at the first alone, and counted.
 """
 
 from __future__ import annotations
 
 import random
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -19,17 +18,31 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
-from scripts.fuzzing.graphs import RandomGraph, random_graph
+from scripts.fuzzing.graphs import RandomGraph
 from split.errors import CutRefused, InvalidModel, IsthmusError
-from split.graph.cuts import Cut, all_prefix_cuts, bitmap_of, candidates, cut_card, cut_from_mask, mask_of
+from split.graph.cuts import (
+    Cut,
+    all_prefix_cuts,
+    bitmap_of,
+    boundary_specs,
+    candidates,
+    cut_card,
+    cut_from_mask,
+    mask_of,
+)
 from split.graph.load import load_model
 from split.graph.model import Model
 from split.graph.partition import share_weights, write_parts
 from split.runtime.segment import ort  # the one place that switches the vendor's telemetry off before the import
-from split.tensor import Array, Tensors, TensorSpec, relative_difference
+from split.tensor import Array, Tensors, relative_difference
 from split.workbench.cut import settle
 
 BOUND: Final = 1e-5
+ROUNDING: Final = 2**-10
+"""A FLOAT16 has 11 bits."""
+ROUNDED: Final = "off by one 16-bit rounding"
+HALF_FAILS: Final = "a half fails"
+UNOPENED: Final = "the runtime's optimiser fails on a half that it runs without"
 EXACT = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
 FUSED = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
 
@@ -52,9 +65,15 @@ class Tally:
 
     graphs: int = 0
     rejected: int = 0
-    """Drafts that the runtime itself does not take: no graphs."""
+    """Drafts that the runtime itself does not take, or dies of: no graphs."""
     sensitive: int = 0
     """Graphs judged without optimisations only."""
+    rounded: int = 0
+    """Cuts of 16-bit graphs that are off by one rounding: the runtime leaves roundings out as it sees fit, and whether
+    it does can hang on nodes that no output needs (`split/graph/half.py`)."""
+    unopened: int = 0
+    """Cuts with a half that opens without optimisations only, or kills the runtime: bugs of its optimiser. Never
+    offered: the daemon measures in a child process, and what does not open there is not measured."""
     cuts: int = 0
     """Legal cuts whose halves were run against the whole."""
     boundaries: int = 0
@@ -68,21 +87,21 @@ class Tally:
     def usable_ratio(self) -> float:
         return self.usable / max(self.boundaries, 1)
 
-
-def fuzz_cuts(
-    seeds: Iterator[int], *, graphs: int, cuts_max: int, on_graph: Callable[[Tally], None] = lambda tally: None
-) -> Tally:
-    """Draw graphs from these seeds until `graphs` of them are valid; at most `cuts_max` cuts of each are run."""
-    tally = Tally()
-    with tempfile.TemporaryDirectory(prefix="isthmus-fuzz-") as name:
-        while tally.graphs < graphs:
-            judge(random_graph(next(seeds)), Path(name), tally, cuts_max=cuts_max)
-            on_graph(tally)
-    return tally
+    def add(self, other: Tally) -> None:
+        """Count what the other one counted."""
+        for name in ("graphs", "rejected", "sensitive", "rounded", "unopened", "cuts", "boundaries", "usable"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.refusals.update(other.refusals)
+        self.wrong += other.wrong
 
 
-def judge(graph: RandomGraph, folder: Path, tally: Tally, *, cuts_max: int) -> None:
-    """Count one graph: its boundaries, and each of its sampled cuts as right, refused or wrong."""
+def judge(
+    graph: RandomGraph, folder: Path, tally: Tally, *, cuts_max: int, on_valid: Callable[[], None] = lambda: None
+) -> None:
+    """Count one graph: its boundaries, and each of its sampled cuts as right, refused or wrong.
+
+    `on_valid` is called when the runtime has taken the whole.
+    """
     path = folder / "model.onnx"
     onnx.save(graph.proto, path)
     truth = _truth(path, graph)
@@ -90,6 +109,7 @@ def judge(graph: RandomGraph, folder: Path, tally: Tally, *, cuts_max: int) -> N
         tally.rejected += 1
         return
     tally.graphs += 1
+    on_valid()
     trial = Trial(graph=graph, folder=folder, truth=truth)
     tally.sensitive += trial.sensitive
     try:
@@ -104,7 +124,11 @@ def judge(graph: RandomGraph, folder: Path, tally: Tally, *, cuts_max: int) -> N
             # Every other cut at the other level: both are covered, at half the price.
             why = trial.refute(model, cut, exact=trial.sensitive or number % 2 == 0)
             tally.cuts += 1
-            if why:
+            if why == ROUNDED:
+                tally.rounded += 1
+            elif why == UNOPENED:
+                tally.unopened += 1
+            elif why:
                 tally.wrong.append(_wrong(graph, why, cut))
     except Exception as error:  # whatever falls over is what is looked for
         if isinstance(error, InvalidModel) and _refused_by_name(error):
@@ -118,15 +142,11 @@ def _truth(path: Path, graph: RandomGraph) -> dict[tuple[bool, int], Tensors] | 
     the graph was made at may be refused alone."""
     truth: dict[tuple[bool, int], Tensors] = {}
     for exact in (True, False):
-        try:
-            session = _open(path, exact)
-        except Exception:  # pybind's exceptions share no base class but this
-            return None
-        names = [value.name for value in session.get_outputs()]
         for number, feeds in enumerate(graph.feeds):
             try:
-                truth[exact, number] = dict(zip(names, _open(path, exact).run(names, feeds), strict=True))
-            except Exception:
+                # A session for each request: random operators go on where the last run left them.
+                truth[exact, number] = _run(_open(path, exact), feeds)
+            except Exception:  # pybind's exceptions share no base class but this
                 if number == 0:
                     return None
     return truth
@@ -151,7 +171,7 @@ class Trial:
         )
 
     def refute(self, model: Model, cut: Cut, *, exact: bool) -> str:
-        """Why the halves of this cut are not the whole; empty when they are."""
+        """Why the halves of this cut are not the whole; empty when they are, or one of the two excuses above."""
         card = cut_card(model, cut, 0.0)
         if cut_from_mask(model, mask_of(bitmap_of(cut.mask, len(model.nodes)))).id != card.id:
             return "the bitmap of the cut is another cut"
@@ -160,37 +180,53 @@ class Trial:
             path.unlink(missing_ok=True)
         write_parts(model, cut, head, tail)
         for (level, number), expected in self.truth.items():
-            if level == exact and (why := self._compare(model, cut, number, expected, exact)):
-                return f"{'without' if exact else 'with'} optimisations, request {number}: {why}"
+            if level != exact:
+                continue
+            why = self._compare(model, cut, number, expected, exact)
+            if why.startswith(HALF_FAILS) and not exact and not self._compare(model, cut, number, expected, True):
+                return UNOPENED
+            if why:
+                optimised = "without" if exact else "with"
+                return why if why == ROUNDED else f"{optimised} optimisations, request {number}: {why}"
         return ""
 
     def _compare(self, model: Model, cut: Cut, number: int, expected: Tensors, exact: bool) -> str:
-        feeds, found = self.graph.feeds[number], dict[str, Array]()
-        head, tail = self.folder / "head.onnx", self.folder / "tail.onnx"
         try:
-            if head.exists():
-                found = _run(_open(head, exact), {name: feeds[name] for name in cut.head_inputs})
-            crossing = {name: found[name] for name in cut.boundary} | {name: feeds[name] for name in cut.tail_inputs}
-            for name in cut.boundary:
-                spec = model.spec(name)
-                if not isinstance(spec, TensorSpec) or (why := spec.refuse(found[name])):
-                    return f"the boundary is not what the card says: {spec if isinstance(spec, str) else why}"
-            if tail.exists():
-                session = _open(tail, exact)
-                if {value.name for value in session.get_inputs()} != set(crossing):
-                    return f"the tail asks for {[value.name for value in session.get_inputs()]}"
-                found |= _run(session, crossing)
+            found = self._run_halves(model, cut, self.graph.feeds[number], exact)
+        except CutRefused as error:
+            return str(error)
         except Exception as error:  # pybind's exceptions share no base class but this
-            return f"a half fails: {error}"
+            return f"{HALF_FAILS}: {error}"
         if list(expected) != list(model.output_names):
             return f"the outputs are {model.output_names}, those of the whole {list(expected)}"
-        for name, wanted in expected.items():
-            got = found[name]
-            if exact and not _same_bits(got, wanted):
-                return f"output {name!r} has other bits: {got.dtype} {got.shape}, not {wanted.dtype} {wanted.shape}"
-            if (difference := relative_difference(_plain(got), _plain(wanted))) > BOUND:
-                return f"output {name!r} has a relative difference of {difference:.3g}"
-        return ""
+        off = {name: relative_difference(_plain(found[name]), _plain(wanted)) for name, wanted in expected.items()}
+        worst = max(off, key=lambda name: off[name])
+        if off[worst] <= BOUND:
+            return ""
+        if off[worst] <= ROUNDING and _has_halves(model):
+            return ROUNDED
+        return f"output {worst!r} has a relative difference of {off[worst]:.3g}"
+
+    def _run_halves(self, model: Model, cut: Cut, feeds: Tensors, exact: bool) -> Tensors:
+        head, tail = self.folder / "head.onnx", self.folder / "tail.onnx"
+        found: Tensors = {}
+        if head.exists():
+            found = _run(_open(head, exact), {name: feeds[name] for name in cut.head_inputs})
+        for spec in boundary_specs(model, cut):
+            if why := spec.refuse(found[spec.name]):
+                raise CutRefused(f"the boundary is not what the card says: {why}")
+        if tail.exists():
+            crossing = {name: found[name] for name in cut.boundary} | {name: feeds[name] for name in cut.tail_inputs}
+            session = _open(tail, exact)
+            asked = [value.name for value in session.get_inputs()]
+            if set(asked) != set(crossing):
+                raise CutRefused(f"the tail asks for {asked}, there is {list(crossing)}")
+            found |= _run(session, crossing)
+        return found
+
+
+def _has_halves(model: Model) -> bool:
+    return any(value.dtype is not None and value.dtype.name == "FLOAT16" for value in model.values.values())
 
 
 def _open(path: Path, exact: bool) -> Any:
@@ -206,13 +242,6 @@ def _run(session: Any, feeds: Tensors) -> Tensors:
     return dict(zip(names, session.run(names, feeds), strict=True))
 
 
-def _same_bits(found: Array, expected: Array) -> bool:
-    """Equal in type, shape and value; one NaN is as good as another."""
-    if found.dtype != expected.dtype or found.shape != expected.shape:
-        return False
-    return np.array_equal(found, expected, equal_nan=found.dtype.kind == "f")
-
-
 def _plain(array: Array) -> Array:
     return array.astype(np.str_) if array.dtype == object else array
 
@@ -221,6 +250,8 @@ def _sample(model: Model, prefixes: Sequence[Cut], seed: int, cuts_max: int) -> 
     """Legal cuts: nothing and everything on the device, candidates, boundaries of the order, random closed sets."""
     dice = random.Random(seed)
     everything = (1 << len(model.nodes)) - 1
+    if not model.nodes:
+        return []
     pool = {cut.id: cut for cut in prefixes if cut.legal}
     pool |= {cut.id: cut for cut in candidates(model)}
     for _ in range(cuts_max):
@@ -228,7 +259,8 @@ def _sample(model: Model, prefixes: Sequence[Cut], seed: int, cuts_max: int) -> 
         if cut.legal:
             pool[cut.id] = cut
     chosen = dice.sample(list(pool.values()), min(len(pool), cuts_max - 1))
-    return [*chosen, cut_from_mask(model, dice.choice((0, everything)))] if not model.no_cuts_reason else chosen
+    last = cut_from_mask(model, dice.choice((0, everything)))
+    return [*chosen, last] if last.legal else chosen
 
 
 def _closed(model: Model, dice: random.Random) -> int:

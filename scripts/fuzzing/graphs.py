@@ -205,23 +205,11 @@ def _add_inputs(draft: Draft) -> None:
     dice = draft.dice
     first = SIZES[0] if draft.symbolic else dice.choice((1, 2, 3))
     shapes: list[Made] = [(FLOAT, (first, *dice.choice(((4,), (3, 8, 8), (3, 4), (6,)))))]
-    for _ in range(dice.randint(0, 3)):
-        shapes.append(
-            dice.choice(
-                (
-                    (FLOAT, (first, 4)),
-                    (FLOAT, ()),
-                    (FLOAT, (0, 4)),
-                    (FLOAT, (first, 3, 8, 8)),
-                    (FLOAT16, (first, 4)),
-                    (INT64, (first,)),
-                    (INT32, (2, 3)),
-                    (UINT8, (first, 4)),
-                    (BOOL, ()),
-                    (STRING, (2,)),
-                )
-            )
-        )
+    others: tuple[Made, ...] = (
+        *((FLOAT, (first, 4)), (FLOAT, ()), (FLOAT, (0, 4)), (FLOAT, (first, 3, 8, 8)), (FLOAT16, (first, 4))),
+        *((INT64, (first,)), (INT32, (2, 3)), (UINT8, (first, 4)), (BOOL, ()), (STRING, (2,))),
+    )
+    shapes += [dice.choice(others) for _ in range(dice.randint(0, 3))]
     for dtype, shape in shapes:
         value = Value(draft.fresh(), dtype, tuple(shape))
         draft.inputs.append(value)
@@ -268,8 +256,10 @@ def _model(draft: Draft) -> onnx.ModelProto:
     inputs = [info(value, dims=_dims(draft, value)) for value in draft.inputs]
     weights = {tensor.name: tensor for tensor in draft.initializers}
     old = draft.opset < 9
-    for name in draft.overridable if not old else weights:
-        inputs.append(helper.make_tensor_value_info(name, weights[name].data_type, weights[name].dims))
+    inputs += [
+        helper.make_tensor_value_info(name, weights[name].data_type, weights[name].dims)
+        for name in (weights if old else draft.overridable)
+    ]
     outputs = [info(value, dims=_loose_dims(draft, value)) for value in chosen]
     graph = helper.make_graph(
         draft.nodes, dice.choice(("g", "", "値")), inputs, outputs, initializer=draft.initializers

@@ -79,7 +79,9 @@ def matmul(draft: Draft) -> bool:
         return False
     inner, outer = x.shape[-1], draft.dice.choice((3, 4, 48))
     if len(x.shape) == 2 and draft.dice.random() < 0.4:
-        draft.node("Gemm", [x, draft.weights(outer, inner), draft.weights(outer)], (FLOAT, (x.shape[0], outer)), transB=1)
+        draft.node(
+            "Gemm", [x, draft.weights(outer, inner), draft.weights(outer)], (FLOAT, (x.shape[0], outer)), transB=1
+        )
     else:
         draft.node("MatMul", [x, draft.weights(inner, outer)], (FLOAT, (*x.shape[:-1], outer)))
     return True
@@ -94,7 +96,9 @@ def conv(draft: Draft) -> bool:
     if kind < 0.5:
         outer = draft.dice.choice((2, 4, 8))
         bias = [draft.weights(outer)] if draft.dice.random() < 0.5 else []
-        [y] = draft.node("Conv", [x, draft.weights(outer, channels, 3, 3), *bias], (FLOAT, (n, outer, high, wide)), pads=[1] * 4)
+        [y] = draft.node(
+            "Conv", [x, draft.weights(outer, channels, 3, 3), *bias], (FLOAT, (n, outer, high, wide)), pads=[1] * 4
+        )
         draft.node("Relu", [y], (FLOAT, y.shape))
     elif kind < 0.65:
         scale = draft.constant(np.abs(draft.noise.standard_normal((4, channels))[0]).astype(np.float32))
@@ -225,7 +229,9 @@ def integers(draft: Draft) -> bool:
         return False
     kind = draft.dice.randrange(4)
     if kind == 0:
-        draft.node(draft.dice.choice(("Add", "Mul", "Sub")), [x, draft.constant(np.array(3, np.int64))], (INT64, x.shape))
+        draft.node(
+            draft.dice.choice(("Add", "Mul", "Sub")), [x, draft.constant(np.array(3, np.int64))], (INT64, x.shape)
+        )
     elif kind == 1:
         cast(draft, x, FLOAT, x.shape)
     elif kind == 2 and draft.opset >= 9:
@@ -339,7 +345,7 @@ def dynamic_int8(draft: Draft) -> bool:
 def branch(draft: Draft) -> bool:
     """If whose branches capture what is around them, nested at times."""
     x = draft.floats(0, 1, 2)
-    if x is None or draft.outer is not None and draft.outer.outer is not None:
+    if x is None or (draft.outer is not None and draft.outer.outer is not None):
         return False
     [total] = draft.node("Size", [x], (INT64, ()))
     flag = draft.pick(lambda v: v.dtype == BOOL and v.shape == ())
@@ -370,9 +376,7 @@ def loop(draft: Draft) -> bool:
         return False
     other = draft.pick(lambda v: v.dtype == FLOAT and v.shape == x.shape)
     inner = draft.body()
-    turn, going, carried = (
-        Value(draft.fresh(), *kind) for kind in ((INT64, ()), (BOOL, ()), (FLOAT, x.shape))
-    )
+    turn, going, carried = (Value(draft.fresh(), *kind) for kind in ((INT64, ()), (BOOL, ()), (FLOAT, x.shape)))
     inner.values.append(carried)
     draft.dice.choice((unary, binary))(inner)
     [step] = inner.node("Add", [carried, other or x], (FLOAT, x.shape))
@@ -420,7 +424,12 @@ def recurrent(draft: Draft) -> bool:
     if x is None or 0 in x.shape or x.shape[2] > 64:
         return False
     steps, batch, size = x.shape
-    inputs = [x, draft.weights(1, 8, size), draft.weights(1, 8, 2), *draft.dice.choice(((), ("", ""), (draft.weights(1, 16),)))]
+    inputs = [
+        x,
+        draft.weights(1, 8, size),
+        draft.weights(1, 8, 2),
+        *draft.dice.choice(((), ("", ""), (draft.weights(1, 16),))),
+    ]
     every, last = (FLOAT, (steps, 1, batch, 2)), (FLOAT, (1, batch, 2))
     made = draft.dice.choice(((every,), (every, last, last), (None, last), (None, None, last)))
     draft.node("LSTM", inputs, *made, hidden_size=2)
@@ -437,7 +446,9 @@ def sequences(draft: Draft) -> bool:
         draft.node("OptionalGetElement", [maybe], (FLOAT, x.shape))
         return True
     parts = draft.fresh()
-    draft.nodes.append(helper.make_node("SplitToSequence", [x.name, draft.constant(np.array(2, np.int64))], [parts], axis=-1))
+    draft.nodes.append(
+        helper.make_node("SplitToSequence", [x.name, draft.constant(np.array(2, np.int64))], [parts], axis=-1)
+    )
     if draft.dice.random() < 0.5:
         draft.node("ConcatFromSequence", [parts], (FLOAT, x.shape), axis=-1)
     else:

@@ -15,7 +15,7 @@ from split.errors import CutRefused, InvalidModel
 from split.ids import CutId, ModelDigest
 from split.tensor import TensorSpec
 
-CARD_VERSION = 3
+CARD_VERSION = 4
 
 
 class CutCard(msgspec.Struct, frozen=True, kw_only=True):

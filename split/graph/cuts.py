@@ -17,6 +17,7 @@ from split.graph.card import CutCard
 from split.graph.cost import node_flops
 from split.graph.exposure import shown_inputs
 from split.graph.model import Model
+from split.graph.quantised import inside_groups
 from split.ids import CutId, cut_id
 from split.tensor import TensorSpec
 
@@ -179,10 +180,10 @@ def crossing_bytes(model: Model, cut: Cut) -> int:
 
 
 def boundary_specs(model: Model, cut: Cut) -> tuple[TensorSpec, ...]:
-    """Specs of a legal cut's boundary; CutRefused with the reason for one that is not legal."""
+    """Specs of a legal cut's boundary as it travels; CutRefused with the reason for one that is not legal."""
     if cut.reason:
         raise CutRefused(f"cut {cut.id}: {cut.reason}")
-    specs = [model.spec(name) for name in cut.boundary]
+    specs = [model.crossing(name) for name in cut.boundary]
     return tuple(spec for spec in specs if isinstance(spec, TensorSpec))
 
 
@@ -227,7 +228,7 @@ class _Walk:
         self._inputs = tuple(spec.name for spec in model.inputs)
         makers = {name for node in model.nodes for name in node.makes}
         self._passed = tuple(name for name in model.output_names if name not in makers)
-        self._trouble = {name: text for name in model.values if (text := _trouble(model, name))}
+        self._trouble = troubles(model)
         self._mask = 0
         self._keys: list[str] = []
         self._live: dict[str, None] = {}
@@ -251,7 +252,8 @@ class _Walk:
                 self._made.add(name)
 
     def cut(self) -> Cut:
-        tail_inputs = tuple(name for name in self._inputs if self._readers[name])
+        passing = frozenset[str]() if self._mask else frozenset(self._passed)
+        tail_inputs = tuple(name for name in self._inputs if self._readers[name] or name in passing)
         kept = self._made.union(self._passed) if self._mask else frozenset[str]()
         handed = [name for name in self._passed if self._mask and name in self._inputs]
         return Cut(
@@ -275,13 +277,22 @@ class _Walk:
         return ""
 
 
+def troubles(model: Model) -> dict[str, str]:
+    """Values that cannot cross a boundary → why, as a sentence."""
+    found = dict(inside_groups(model))
+    found |= {name: text for name in model.values if (text := _trouble(model, name))}
+    return found
+
+
 def _trouble(model: Model, name: str) -> str:
-    """Why a value cannot cross a boundary, as a sentence; '' when it can."""
+    """Why a value cannot cross a boundary on account of its type, as a sentence; '' when it can."""
     spec = model.spec(name)
     if isinstance(spec, str):
         return f"tensor {name!r} {spec}"
     if spec.dtype == "BYTES":
         return f"tensor {name!r} holds strings, which do not cross a boundary"
+    if name in model.output_names and model.crossing(name) != spec:
+        return f"tensor {name!r} is a 16-bit output that the tail needs unrounded; cut elsewhere"
     return ""
 
 

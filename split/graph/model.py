@@ -107,6 +107,13 @@ class Model:
             known = self._specs[name] = _spec(self.constants.get(name) or self.values[name])
         return known
 
+    def crossing(self, name: str) -> TensorSpec | str:
+        """The spec under which a value travels: its own, but FP32 for a FLOAT16 one that a node makes (`half.py`)."""
+        spec = self.spec(name)
+        if isinstance(spec, str) or spec.dtype != "FP16" or any(name == given.name for given in self.inputs):
+            return spec
+        return TensorSpec(name=name, dtype="FP32", shape=spec.shape)
+
     def learn(self, name: str, dtype: str, dims: Sequence[int]) -> None:
         """Note what a run showed of an `unknown` value: the type, the rank, and the dims where nothing varies."""
         value = self.values[name]
@@ -120,8 +127,8 @@ class Model:
         self._specs[name] = TensorSpec(name=name, dtype=dtype, shape=shape)
 
     def nbytes(self, name: str) -> int:
-        """Bytes of a value at the dims one works with; 0 for one that is no dense tensor."""
-        spec = self.spec(name)
+        """Bytes of a value as it crosses, at the dims one works with; 0 for one that is no dense tensor."""
+        spec = self.crossing(name)
         if isinstance(spec, str):
             return 0
         shape = self.shapes.get(name, spec.shape)

@@ -1,8 +1,9 @@
 """From a cut to two model files: head and tail of the ORIGINAL graph, each with its own constants, weights in one file.
 
 Names, layouts and operators stay those of the model both sides hold. The tail declares exactly what is live at the cut;
-the head puts out the boundary and the outputs made there, each once. Weights of 1 KiB and more lie in `weights.bin`
-beside the parts, once for all of them. Files appear whole or not at all, also on a full disk.
+the head puts out the boundary and the outputs made there, each once (FLOAT16 crosses as `half.py` says). Weights of
+1 KiB and more lie in `weights.bin` beside the parts, once for all of them. Files appear whole or not at all, also on a
+full disk.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import errno
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final, cast
@@ -20,6 +21,7 @@ import onnx_ir as ir
 
 from split.errors import CutRefused, InvalidModel, ModelUnavailable
 from split.graph.cuts import Cut
+from split.graph.half import inner_names, narrow, wide_in_head, wide_in_tail, widen
 from split.graph.model import Model, read_values
 from split.graph.shapes import is_weight
 
@@ -65,39 +67,75 @@ def write_parts(model: Model, cut: Cut, head: Path, tail: Path) -> None:
     """
     if cut.reason:
         raise CutRefused(f"cut {cut.id}: {cut.reason}")
-    for path, names, part in ((head, "head", head_of(model, cut)), (tail, "tail", tail_of(model, cut))):
-        if part is None:
-            continue
-        data = _serialised(part, f"{model.path.stem}.{cut.id}.{names}", model)
-        write_whole(path, data)
+    if cut.nodes:
+        with inner_names(model, wide_in_head(model, cut)) as inner:
+            data = _serialised(_head(model, cut, inner), f"{model.path.stem}.{cut.id}.head", model)
+        write_whole(head, data)
+    if cut.nodes < len(model.nodes):
+        with inner_names(model, wide_in_tail(model, cut)) as inner:
+            data = _serialised(_tail(model, cut, inner), f"{model.path.stem}.{cut.id}.tail", model)
+        write_whole(tail, data)
 
 
-def head_of(model: Model, cut: Cut) -> ir.GraphView | None:
-    """The device's part: model inputs → boundary and the outputs made there; None for the cut that keeps nothing."""
-    if not cut.nodes:
-        return None
+def _head(model: Model, cut: Cut, inner: Mapping[str, str]) -> ir.GraphView:
+    """The device's part: model inputs → boundary and the outputs made there."""
+    last = widen(model, inner)
     outputs = dict.fromkeys((*cut.boundary, *cut.head_outputs))
-    return _part(model, cut.mask, cut.head_inputs, tuple(outputs))
+    return _part(
+        model,
+        cut.mask,
+        [model.values[name] for name in cut.head_inputs],
+        [last[name][-1].outputs[0] if name in last else _output(model, name) for name in outputs],
+        after=[node for nodes in last.values() for node in nodes],
+    )
 
 
-def tail_of(model: Model, cut: Cut) -> ir.GraphView | None:
-    """The companion's part: boundary and model inputs → the other outputs; None for the cut that keeps everything."""
-    if cut.nodes == len(model.nodes):
-        return None
+def _tail(model: Model, cut: Cut, inner: Mapping[str, str]) -> ir.GraphView:
+    """The companion's part: boundary and model inputs → the other outputs."""
+    first = narrow(model, inner)
     everything = (1 << len(model.nodes)) - 1
-    return _part(model, everything & ~cut.mask, (*cut.boundary, *cut.tail_inputs), cut.tail_outputs)
+    inputs = []
+    for name in cut.boundary:
+        given = first[name].inputs[0] if name in first else model.values[name]
+        assert given is not None
+        inputs.append(given)
+    return _part(
+        model,
+        everything & ~cut.mask,
+        [*inputs, *(model.values[name] for name in cut.tail_inputs)],
+        [_output(model, name) for name in cut.tail_outputs],
+        before=list(first.values()),
+    )
 
 
 def whole_with(model: Model, outputs: Sequence[str]) -> bytes:
     """The whole model with other outputs, serialised: what a dry run opens to see the values within."""
     everything = (1 << len(model.nodes)) - 1
-    view = _part(model, everything, tuple(spec.name for spec in model.inputs), tuple(outputs))
+    view = _part(
+        model,
+        everything,
+        [model.values[spec.name] for spec in model.inputs],
+        [_output(model, name) for name in outputs],
+    )
     return _serialised(view, f"{model.path.stem}.seen", model)
 
 
-def _part(model: Model, mask: int, inputs: Sequence[str], outputs: Sequence[str]) -> ir.GraphView:
-    nodes = [node.source for node in model.nodes if mask >> node.bit & 1]
-    needed = {str(v.name) for node in nodes for v in read_values(node)} | set(outputs)
+def _output(model: Model, name: str) -> ir.Value:
+    return model.constants.get(name) or model.values[name]
+
+
+def _part(
+    model: Model,
+    mask: int,
+    inputs: Sequence[ir.Value],
+    outputs: Sequence[ir.Value],
+    *,
+    before: Sequence[ir.Node] = (),
+    after: Sequence[ir.Node] = (),
+) -> ir.GraphView:
+    """The nodes of the mask with the constants they and the outputs need, and more nodes around them."""
+    nodes = [*before, *(node.source for node in model.nodes if mask >> node.bit & 1), *after]
+    needed = {str(v.name) for node in nodes for v in read_values(node)} | {str(v.name) for v in outputs}
     constant_nodes: list[ir.Node] = []
     for node in reversed(model.constant_nodes):
         if any(v.name in needed for v in node.outputs):
@@ -105,8 +143,8 @@ def _part(model: Model, mask: int, inputs: Sequence[str], outputs: Sequence[str]
             needed.update(str(v.name) for v in read_values(node))
     graph = model.source.graph
     return ir.GraphView(
-        [model.values[name] for name in inputs],
-        [model.constants.get(name) or model.values[name] for name in outputs],
+        inputs,
+        outputs,
         nodes=[*constant_nodes, *nodes],
         initializers=[value for name, value in graph.initializers.items() if name in needed],
         opset_imports=graph.opset_imports,

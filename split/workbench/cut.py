@@ -170,8 +170,8 @@ def _crossing(cut: Cut) -> tuple[str, ...]:
 
 
 def _real(model: Model, names: Sequence[str]) -> list[TensorSpec]:
-    """Specs with the shapes one works with."""
-    specs = [model.spec(name) for name in names]
+    """Specs of what travels, with the shapes one works with."""
+    specs = [model.crossing(name) for name in names]
     return [
         TensorSpec(name=spec.name, dtype=spec.dtype, shape=model.shapes.get(spec.name, spec.shape))
         for spec in specs

@@ -129,3 +129,9 @@ def test_a_model_of_one_node_has_no_candidates_and_says_why(tmp_path: Path) -> N
     model = load(tmp_path, "g (float[2] x) => (float[2] y) { y = Neg(x) }")
     assert candidates(model) == []
     assert model.no_cuts_reason == "the model has fewer than two nodes"
+
+
+def test_an_input_that_is_an_output_too_travels_when_nothing_is_kept(tmp_path: Path) -> None:
+    model = load(tmp_path, "g (float[2] x, float[2] z) => (float[2] y, float[2] z) { a = Neg(x)  y = Abs(a) }")
+    assert cut_from_mask(model, 0).tail_inputs == ("x", "z")
+    assert cut_from_mask(model, 1).head_outputs == ("z",)

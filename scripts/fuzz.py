@@ -1,0 +1,99 @@
+"""Look for what breaks, with random input: `cuts` draws models and holds head ∘ tail against the whole.
+
+A failure is printed with all it takes to see it again: the seed, the cut, the model as text, made smaller where that
+is cheap. Exit status 1 when something is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rich.console import Console
+from rich.table import Table
+
+from scripts.fuzzing.cuts import Tally, Wrong
+from scripts.fuzzing.run import fuzz_cuts
+from scripts.fuzzing.shrink import smaller
+
+SHOWN_MAX = 5
+"""Failures printed with their models; the others with their seeds."""
+
+
+def report(tally: Tally, wrong: Sequence[Wrong]) -> dict[str, Any]:
+    return {
+        "graphs": tally.graphs,
+        "rejected": tally.rejected,
+        "sensitive": tally.sensitive,
+        "cuts": tally.cuts,
+        "wrong": len(tally.wrong),
+        "rounded": tally.rounded,
+        "unopened": tally.unopened,
+        "boundaries": tally.boundaries,
+        "usable_ratio": tally.usable_ratio,
+        "refusals": dict(tally.refusals.most_common()),
+        "failures": [
+            {"seed": failure.seed, "cut": failure.cut, "boundary": failure.boundary, "why": failure.why}
+            for failure in wrong
+        ],
+    }
+
+
+def show(console: Console, tally: Tally, took_s: float) -> None:
+    table = Table(title=f"head ∘ tail against the whole, {took_s:.0f} s", title_style="", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("graphs", f"{tally.graphs:,}")
+    table.add_row("drafts the runtime rejects", f"{tally.rejected:,}")
+    table.add_row("graphs judged without optimisations only", f"{tally.sensitive:,}")
+    table.add_row("cuts", f"{tally.cuts:,}")
+    table.add_row("wrong", f"[{'red' if tally.wrong else 'green'}]{len(tally.wrong):,}[/]")
+    table.add_row("off by one 16-bit rounding", f"{tally.rounded:,}")
+    table.add_row("not opened by the runtime's optimiser", f"{tally.unopened:,}")
+    table.add_row("boundaries usable", f"{tally.usable_ratio:.1%} of {tally.boundaries:,}")
+    table.add_section()
+    for reason, count in tally.refusals.most_common():
+        table.add_row(f"refused: {reason}", f"{count:,}")
+    console.print(table)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/fuzz", description=__doc__)
+    kinds = parser.add_subparsers(required=True)
+    cuts = kinds.add_parser("cuts", help="random models, cut everywhere, against the whole")
+    cuts.add_argument("--graphs", type=int, default=300, metavar="N", help="valid graphs to draw (300)")
+    cuts.add_argument("--seed", type=int, default=0, metavar="S", help="of the first graph; the next ones count on (0)")
+    cuts.add_argument("--cuts", type=int, default=8, metavar="N", help="cuts of each graph that are run (8)")
+    cuts.add_argument("--json", type=Path, metavar="FILE", help="write the table, too")
+    arguments = parser.parse_args()
+    console = Console(stderr=False)
+    if not console.is_terminal:
+        console = Console(width=120)
+    started_s = time.monotonic()
+    with console.status("") as status:
+
+        def tell(tally: Tally) -> None:
+            status.update(f"{tally.graphs} of {arguments.graphs} graphs, {tally.cuts} cuts, {len(tally.wrong)} wrong")
+
+        tally = fuzz_cuts(arguments.seed, graphs=arguments.graphs, cuts_max=arguments.cuts, on_graph=tell)
+    show(console, tally, time.monotonic() - started_s)
+    wrong = [smaller(failure) for failure in tally.wrong[:SHOWN_MAX]] + tally.wrong[SHOWN_MAX:]
+    for failure in wrong[:SHOWN_MAX]:
+        console.print(f"\nseed {failure.seed} cut {failure.cut} at {failure.boundary}: {failure.why}", markup=False)
+        console.print(failure.text, markup=False, highlight=False)
+    for failure in wrong[SHOWN_MAX:]:
+        console.print(f"seed {failure.seed} cut {failure.cut}: {failure.why}", markup=False)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(report(tally, wrong), indent=1))
+    return 1 if tally.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
