@@ -147,7 +147,7 @@ class Openings:
     async def _open_cuts(self, model: ServedModel) -> None:
         """One after the other; those that fail for now once more when the others are through."""
         backoff = Backoff(first_s=RETRY_FIRST_S, cap_s=RETRY_CAP_S, draw=self._draw)
-        wanted = list(model.card.cuts)
+        wanted = model.measured_cuts
         while True:
             again = []
             for cut in wanted:

@@ -21,7 +21,7 @@ import msgspec
 from agent.model_folders import ModelFolder, find_models
 from split.codec.image import ImageSpec
 from split.errors import InvalidModel, IsthmusError, ModelUnavailable, UnknownModel
-from split.graph.card import ModelCard, file_is, read_sound_card
+from split.graph.card import CutCard, ModelCard, file_is, read_sound_card
 from split.ids import CutId, ModelDigest, ModelName
 from split.profiles.contract import Contract, Privacy, check_contract, default_contract, load_contract, load_labels
 from split.profiles.measured import ModelProfile, read_profile
@@ -72,6 +72,12 @@ class ServedModel:
     @cached_property
     def output_names(self) -> tuple[str, ...]:
         return tuple(spec.name for spec in self.card.outputs)
+
+    @property
+    def measured_cuts(self) -> list[CutCard]:
+        """Cuts that this device can split at: those of the profile."""
+        measured = {cut.cut for cut in self.profile.cuts} if self.profile is not None else set()
+        return [cut for cut in self.card.cuts if cut.id in measured]
 
     @cached_property
     def privacy(self) -> Privacy:

@@ -4,13 +4,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import msgspec
 
+from split.errors import InvalidModel
 from split.ids import CutId, ModelDigest
 
-PROFILE_VERSION = 1
+PROFILE_VERSION = 2
+
+GOLDEN_RUNS = "golden-runs.msgpack"
 
 
 class CodecCosts(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +36,17 @@ class CutCosts(msgspec.Struct, frozen=True, kw_only=True):
     codecs: tuple[CodecCosts, ...]
 
 
+class GoldenRuns(msgspec.Struct, frozen=True, kw_only=True):
+    """What the golden inputs gave on this device, as sampled outputs in payload format: a companion that is to share
+    the model must get the same (I10). Beside the profile, in a file of its own, of the same runtime and processor."""
+
+    offered: bytes
+    """The golden inputs, in payload format, where the model takes none of the built-in ones; empty where it does."""
+    whole: bytes
+    cuts: dict[CutId, bytes]
+    """Boundary and outputs of head ∘ tail, of every cut in the profile."""
+
+
 class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
     version: int = PROFILE_VERSION
     digest: ModelDigest
@@ -51,23 +66,50 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
     """Typical size of an encoded input (a JPEG as received); 0 where the model takes none."""
     output_bytes: int
     cuts: tuple[CutCosts, ...]
+    golden: tuple[int, str] = (0, "")
+    """(bytes, sha256 hex) of the file with the `GoldenRuns`, without which no profile is read back."""
 
     def holds_for(self, *, digest: ModelDigest, runtime: str, fingerprint: str) -> bool:
         """Whether these numbers are of this model, runtime and device; otherwise they are to be measured again."""
         return (self.digest, self.runtime, self.fingerprint) == (digest, runtime, fingerprint)
 
 
+def write_golden_runs(runs: GoldenRuns, folder: Path) -> tuple[int, str]:
+    """Write them into `folder` in one step; what `ModelProfile.golden` says of them."""
+    data = msgspec.msgpack.encode(runs)
+    fresh = folder / f"{GOLDEN_RUNS}.new"
+    fresh.write_bytes(data)
+    fresh.replace(folder / GOLDEN_RUNS)
+    return len(data), hashlib.sha256(data).hexdigest()
+
+
+def read_golden_runs(profile: ModelProfile, folder: Path) -> GoldenRuns:
+    """The runs that belong to this profile; InvalidModel when they are missing or damaged."""
+    path = folder / GOLDEN_RUNS
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InvalidModel(
+            f"{path} cannot be read ({error.strerror}); load the model again, it is made again"
+        ) from None
+    if (len(data), hashlib.sha256(data).hexdigest()) != profile.golden:
+        raise InvalidModel(f"{path} is not what was written there; load the model again, it is made again")
+    return msgspec.msgpack.decode(data, type=GoldenRuns)
+
+
 def write_profile(profile: ModelProfile, folder: Path) -> None:
-    """Write `folder/profile.json` in one step."""
+    """Write `folder/profile.json` in one step, after the golden runs that it names."""
     fresh = folder / "profile.json.new"
     fresh.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=1))
     fresh.replace(folder / "profile.json")
 
 
 def read_profile(folder: Path) -> ModelProfile | None:
-    """The profile in `folder`, or None where there is none that this version reads (it is measured again)."""
+    """The profile in `folder`, or None where there is none that this version reads, or its golden runs are missing or
+    damaged (it is measured again)."""
     try:
         profile = msgspec.json.decode((folder / "profile.json").read_bytes(), type=ModelProfile)
-    except (FileNotFoundError, msgspec.MsgspecError):
+        read_golden_runs(profile, folder)
+    except (FileNotFoundError, msgspec.MsgspecError, InvalidModel):
         return None
     return profile if profile.version == PROFILE_VERSION else None

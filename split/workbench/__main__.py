@@ -38,6 +38,7 @@ def main(arguments: list[str]) -> int:
     # Native libraries print on file descriptor 1; it belongs to our messages alone.
     sys.stdout = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    logging.getLogger("split").addHandler(_ParentsLog(logging.WARNING))
     open_network = apply_limits(Limits(memory_bytes=parsed.memory_bytes, cpu_s=parsed.cpu_s), parsed.parent)
     if open_network:
         say({"warning": f"the network is open to it: {open_network}"})
@@ -59,6 +60,13 @@ def main(arguments: list[str]) -> int:
         logging.exception("%s of %s", parsed.name, parsed.model)
         return _fail(InvalidModel.code, f"{parsed.model} cannot be worked on: {type(error).__name__}: {error}")
     return 0
+
+
+class _ParentsLog(logging.Handler):
+    """What our own code has to say goes into the log of whoever waits for this job."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say({"warning": record.getMessage()})
 
 
 def _fail(code: str, message: str) -> int:

@@ -1,14 +1,16 @@
 """The requests a model is measured on: given ones, those beside the model, else built-in ones it accepts.
 
 In the repository they lie in `MODELS/<name>/golden/`, beside the versions: one request a file, `.npz` with the inputs
-by name, or a picture where the contract says how one becomes an input.
+by name, or a picture where the contract says how one becomes an input. One `.npz` may lie there without a folder, as
+`MODELS/<name>/golden.npz`. A file that cannot be used is left out, with a warning.
 """
 
 from __future__ import annotations
 
 import io
+import logging
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,6 +26,8 @@ from split.profiles.contract import Contract
 from split.runtime.engine import Segment
 from split.tensor import NUMPY_DTYPES, Tensors
 from split.workbench.inputs import read_inputs
+
+log = logging.getLogger(__name__)
 
 REQUESTS_MAX: Final = 8
 """Each one costs a run of every cut's halves for every lossy codec."""
@@ -46,13 +50,30 @@ def golden_requests(
 ) -> tuple[Golden, ...]:
     """At least one request with its answer, at most `REQUESTS_MAX`.
 
-    InvalidRequest when a given one does not fit the model; InvalidModel when there is none and the model takes none of
-    the built-in ones.
+    InvalidRequest when a given one does not fit the model; InvalidModel when there is none that can be used and the
+    model takes none of the built-in ones.
     """
     if inputs:
         return tuple(Golden(inputs=dict(given), outputs=whole.run(given)) for given in inputs[:REQUESTS_MAX])
-    found = tuple(_beside(card, whole, contract))
-    return found or (_built_in(card, whole),)
+    unusable: list[str] = []
+    found = tuple(_beside(card, whole, contract, unusable))
+    return found or (_built_in(card, whole, unusable),)
+
+
+def inputs_to_compare(
+    card: ModelCard, whole: Segment, requests: Sequence[Golden], dims: Mapping[str, int]
+) -> tuple[Tensors, bool]:
+    """The golden inputs that a companion is compared by, and whether they must travel to it.
+
+    The built-in ones of these dims (the same bits everywhere, so they need not) where the model takes them, else the
+    smallest of `requests`.
+    """
+    built_in = golden_inputs(card.inputs, dims)
+    try:
+        whole.run(built_in)
+    except (InvalidRequest, EngineFailed):
+        return min((request.inputs for request in requests), key=_bytes_of), True
+    return built_in, False
 
 
 def write_golden(requests: Sequence[Golden], path: Path) -> None:
@@ -90,23 +111,25 @@ def typical_jpeg() -> bytes:
     return out.getvalue()
 
 
-def _beside(card: ModelCard, whole: Segment, contract: Contract | None) -> Iterator[Golden]:
+def _beside(card: ModelCard, whole: Segment, contract: Contract | None, unusable: list[str]) -> Iterator[Golden]:
+    """What lies beside the model's versions and can be used; `unusable` gets a sentence for each other file."""
     version = Path(card.path).parent
-    folder = version.parent / "golden"
-    if not version.name.isdigit() or not folder.is_dir():
+    if not version.name.isdigit():
         return
-    files = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in (".npz", *PICTURES)]
+    folder, single = version.parent / "golden", version.parent / "golden.npz"
+    files = [single] if single.is_file() else []
+    if folder.is_dir():
+        files += [path for path in sorted(folder.iterdir()) if path.suffix.lower() in (".npz", *PICTURES)]
     for path in files[:REQUESTS_MAX]:
-        picture = b"" if path.suffix.lower() == ".npz" else path.read_bytes()
-        inputs = _with_picture(card, contract, picture) if picture else read_inputs(path)
-        if inputs is None:
-            raise InvalidRequest(
-                f"{path} is a picture, and the contract does not say how one becomes an input (data.inputs.encoded)"
-            )
         try:
+            picture = b"" if path.suffix.lower() == ".npz" else path.read_bytes()
+            inputs = _with_picture(card, contract, picture) if picture else read_inputs(path)
+            if inputs is None:
+                raise InvalidRequest("the contract does not say how a picture becomes an input (data.inputs.encoded)")
             yield Golden(inputs=inputs, outputs=whole.run(inputs), picture=picture)
-        except InvalidRequest as error:
-            raise InvalidRequest(f"{path} does not fit the model: {error}") from None
+        except (InvalidRequest, EngineFailed, OSError) as error:
+            unusable.append(f"{path} is not used as a golden request: {error}")
+            log.warning(unusable[-1])
 
 
 def _with_picture(card: ModelCard, contract: Contract | None, picture: bytes) -> Tensors | None:
@@ -118,7 +141,7 @@ def _with_picture(card: ModelCard, contract: Contract | None, picture: bytes) ->
     return None
 
 
-def _built_in(card: ModelCard, whole: Segment) -> Golden:
+def _built_in(card: ModelCard, whole: Segment, unusable: Sequence[str]) -> Golden:
     noise = golden_inputs(card.inputs, {})
     zeros = {name: np.zeros_like(array) for name, array in noise.items() if array.dtype != NUMPY_DTYPES["BYTES"]}
     ones = {name: np.ones_like(array) for name, array in zeros.items()}
@@ -129,6 +152,11 @@ def _built_in(card: ModelCard, whole: Segment) -> Golden:
         except (InvalidRequest, EngineFailed) as error:
             why = why or str(error)
     raise InvalidModel(
-        f"{card.path} takes none of the built-in test inputs ({why}); give it a real request: --inputs FILE.npz, or a "
-        "file in the folder golden/ beside the model's versions"
+        f"{card.path} takes none of the built-in test inputs ({why}); give it a real request: lay a golden.npz, or the "
+        "folder golden/ with such files, beside the model's versions, or name one with --inputs FILE.npz"
+        + "".join(f"; {sentence}" for sentence in unusable[:1])
     )
+
+
+def _bytes_of(tensors: Tensors) -> int:
+    return sum(int(array.nbytes) for array in tensors.values())

@@ -16,18 +16,27 @@ from pathlib import Path
 from typing import Any, Final
 
 from split.codec.fidelity import MEASURES, divergence
+from split.codec.golden import sample
 from split.codec.image import prepare_image
 from split.codec.payload import decode, encode
 from split.errors import EngineFailed, InvalidModel, InvalidRequest
 from split.graph.card import CutCard, ModelCard
+from split.ids import CutId
 from split.profiles.contract import Contract
-from split.profiles.measured import CodecCosts, CutCosts, ModelProfile, write_profile
+from split.profiles.measured import (
+    CodecCosts,
+    CutCosts,
+    GoldenRuns,
+    ModelProfile,
+    write_golden_runs,
+    write_profile,
+)
 from split.runtime.engine import Engine, Segment
 from split.runtime.machine import read_machine
 from split.runtime.optimised import WHOLE
 from split.runtime.profiler import measure, measure_interleaved
 from split.tensor import Tensors, bind_dims, worst_difference
-from split.workbench.golden import Golden, golden_requests, typical_jpeg, write_golden
+from split.workbench.golden import Golden, golden_requests, inputs_to_compare, typical_jpeg, write_golden
 from split.workbench.optimise import Opener, open_halves
 
 log = logging.getLogger(__name__)
@@ -54,7 +63,9 @@ def profile_model(
     open_best: Opener | None = None,
     on_progress: Progress = lambda stage, ratio: None,
 ) -> ModelProfile:
-    """Measure, write `folder/profile.json` and `folder/golden.npz`; blocking, a quarter of a minute for a dozen cuts.
+    """Measure, write `folder/profile.json` with its golden runs, and `folder/golden.npz`.
+
+    Blocking, a quarter of a minute for a dozen cuts.
 
     `folder` holds the halves as the workbench cut them. `inputs`: requests to measure on (the first one for times, all
     for fidelity); without them see `split/workbench/golden.py`. `open_best`: how segments are opened for measuring (as
@@ -72,23 +83,34 @@ def profile_model(
     on_progress("measuring what offloading ships", 0.02)
     input_codecs = _codecs([request.inputs for request in golden], lambda tensors: whole.run(tensors), golden)
     whole_ms = [measure(whole, first.inputs, budget_s=CUT_BUDGET_S)]
+    dims = bind_dims(card.inputs, first.inputs)
+    compared, must_travel = inputs_to_compare(card, whole, golden, dims)
+    runs: dict[CutId, bytes] = {}
     cuts: list[tuple[CutCosts, float]] = []
     for number, cut in enumerate(card.cuts):
         on_progress(f"cut {number + 1} of {len(card.cuts)}", 0.05 + 0.95 * number / len(card.cuts))
         budget_s = min(CUT_BUDGET_S, BUDGET_S / len(card.cuts))
         try:
-            costs, beside_ms = _measure_cut(cut, folder, whole, golden, open_best, budget_s)
+            costs, beside_ms, runs[cut.id] = _measure_cut(cut, folder, whole, golden, compared, open_best, budget_s)
         except (InvalidModel, InvalidRequest, EngineFailed) as error:
             log.warning("cut=%s is left out: %s", cut.id, error)
             continue
         cuts.append((costs, beside_ms))
         whole_ms.append(beside_ms)
+    golden_file = write_golden_runs(
+        GoldenRuns(
+            offered=_joined(compared) if must_travel else b"",
+            whole=_joined(sample(whole.run(compared))),
+            cuts=runs,
+        ),
+        folder,
+    )
     typical_ms = statistics.median(whole_ms)
     profile = ModelProfile(
         digest=card.digest,
         runtime=engine.name,
         fingerprint=read_machine().digest,
-        dims=bind_dims(card.inputs, first.inputs),
+        dims=dims,
         threads=threads,
         whole_ms=typical_ms,
         image_ms=image_ms,
@@ -96,6 +118,7 @@ def profile_model(
         encoded_bytes=encoded_bytes,
         output_bytes=_size(encode(first.outputs, "raw")),
         cuts=tuple(_scaled(costs, typical_ms / beside_ms) for costs, beside_ms in cuts),
+        golden=golden_file,
     )
     write_golden(golden, folder / "golden.npz")
     write_profile(profile, folder)
@@ -108,10 +131,11 @@ def _measure_cut(
     folder: Path,
     whole: Segment,
     golden: Sequence[Golden],
+    compared: Tensors,
     open_best: Opener,
     budget_s: float,
-) -> tuple[CutCosts, float]:
-    """Costs of one cut and the whole's milliseconds measured beside them."""
+) -> tuple[CutCosts, float, bytes]:
+    """Costs of one cut, the whole's milliseconds measured beside them, and what the golden inputs give."""
     head, tail, _ = open_halves(cut, folder, golden[0].inputs, open_best)
     head_feeds = [{name: request.inputs[name] for name in cut.head_inputs} for request in golden]
     travels = []
@@ -136,7 +160,13 @@ def _measure_cut(
         budget_s,
     )
     codecs = _codecs(travels, lambda tensors: tail.run({name: tensors[name] for name in tail.inputs}), golden)
-    return CutCosts(cut=cut.id, head_ms=ms["head"], tail_ms=ms["tail"], codecs=codecs), ms["whole"]
+    made = head.run({name: compared[name] for name in cut.head_inputs})
+    run = made | tail.run({name: (made if name in made else compared)[name] for name in tail.inputs})
+    return (
+        CutCosts(cut=cut.id, head_ms=ms["head"], tail_ms=ms["tail"], codecs=codecs),
+        ms["whole"],
+        _joined(sample(run)),
+    )
 
 
 def _codecs(
@@ -193,6 +223,10 @@ def _image_costs(golden: Sequence[Golden], contract: Contract | None) -> tuple[f
 
 def _scaled(costs: CutCosts, factor: float) -> CutCosts:
     return CutCosts(cut=costs.cut, head_ms=costs.head_ms * factor, tail_ms=costs.tail_ms * factor, codecs=costs.codecs)
+
+
+def _joined(tensors: Tensors) -> bytes:
+    return b"".join(encode(tensors, "raw"))
 
 
 def _size(buffers: Sequence[Any]) -> int:

@@ -178,6 +178,35 @@ async def test_models_that_cannot_be_served_say_why_and_harm_nobody(tmp_path: Pa
         assert (await caller.get("/v2/health/live"))[0] == 200
 
 
+async def test_a_model_that_needs_real_sizes_says_so_until_a_golden_request_is_laid_beside_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = """
+    <ir_version: 10, opset_import: ["" : 18]>
+    sized (float[n] x) => (float[m, k] y) { s = Constant <value = int64[2] {2, 3}> ()  y = Reshape(x, s) }
+    """
+    lay_model(tmp_path / "models", "sized", onnx.parser.parse_model(text).SerializeToString())
+    golden = tmp_path / "models/sized/golden"
+    golden.mkdir()
+    (golden / "photo.png").write_bytes(b"no picture, and nothing says what to do with one")
+    async with aiohttp.ClientSession() as session, Daemon(configured(tmp_path, tmp_path)) as daemon:
+        caller = Caller(session, daemon)
+
+        await caller.until(caller.settled)
+        [model] = daemon.service.status()["models"]
+        assert model["state"] == "READY"
+        assert "takes none of the built-in test inputs" in model["reason"]
+        assert "lay a golden.npz" in model["reason"]
+        assert "photo.png is not used as a golden request" in caplog.text
+        status, _ = await caller.infer([1, 2, 3, 4, 5, 6], model="sized")
+        assert status == 200
+        np.savez(tmp_path / "models/sized/golden.npz", x=np.arange(6, dtype="f4"))
+        await daemon.service.load("sized")
+        await caller.until(caller.settled)
+        [model] = daemon.service.status()["models"]
+        assert (model["profiled"], model["reason"]) == (True, "")
+
+
 async def test_a_restart_takes_what_was_prepared_from_the_cache(home: Path, tmp_path: Path) -> None:
     config = configured(home, tmp_path)
     for _ in range(2):

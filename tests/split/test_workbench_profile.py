@@ -11,12 +11,14 @@ import pytest
 from PIL import Image
 
 from agent.commands import profile as command
-from split.errors import InvalidModel, InvalidRequest
+from split.codec.golden import golden_inputs
+from split.codec.payload import decode
+from split.errors import InvalidModel
 from split.graph.card import CutCard, ModelCard
 from split.ids import CutId, ModelDigest
 from split.profiles.contract import Contract, Data, InputContract
 from split.profiles.image_spec import ImageSpec
-from split.profiles.measured import ModelProfile, read_profile
+from split.profiles.measured import GOLDEN_RUNS, GoldenRuns, ModelProfile, read_golden_runs, read_profile
 from split.runtime.segment import OrtEngine
 from split.tensor import Tensors, TensorSpec
 from split.workbench.golden import typical_jpeg
@@ -166,15 +168,69 @@ def test_a_model_that_takes_no_built_in_input_asks_for_a_real_one(tmp_path: Path
     assert measured(card, tmp_path, inputs=[given]).whole_ms > 0
 
 
-def test_requests_beside_the_model_are_used_and_a_wrong_one_is_named(tmp_path: Path) -> None:
+def golden_runs(folder: Path) -> GoldenRuns:
+    profile = read_profile(folder)
+    assert profile is not None
+    return read_golden_runs(profile, folder)
+
+
+def test_requests_beside_the_model_are_used_and_a_wrong_one_is_left_out_by_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     card = lay_out(tmp_path)
     golden = tmp_path / "models/m/golden"
     golden.mkdir()
     np.savez(golden / "b.npz", x=np.ones((3, 1024), "f4"))
-    assert measured(card, tmp_path).dims == {"N": 3}
     np.savez(golden / "a.npz", x=np.ones((3, 7), "f4"))
-    with pytest.raises(InvalidRequest, match=r"a\.npz does not fit the model: tensor 'x' must have shape"):
-        measured(card, tmp_path)
+    (golden / "c.npz").write_bytes(b"no archive")
+    assert measured(card, tmp_path).dims == {"N": 3}
+    assert "a.npz is not used as a golden request: tensor 'x' must have shape" in caplog.text
+    assert "c.npz is not used as a golden request" in caplog.text
+    (golden / "b.npz").unlink()
+    assert measured(card, tmp_path).dims == {"N": 1}  # the built-in ones
+
+
+def test_a_golden_npz_in_the_models_folder_is_used(tmp_path: Path) -> None:
+    card = lay_out(tmp_path)
+    np.savez(tmp_path / "models/m/golden.npz", x=np.ones((5, 1024), "f4"))
+    assert measured(card, tmp_path).dims == {"N": 5}
+
+
+def test_golden_runs_are_those_of_the_built_in_inputs_where_the_model_takes_them(tmp_path: Path) -> None:
+    measured(lay_out(tmp_path), tmp_path, inputs=requests(1))
+    runs = golden_runs(tmp_path / "parts")
+    x = golden_inputs([X], {"N": 2})["x"].reshape(-1)  # 2048 elements: all of them are in the sample
+    assert runs.offered == b""
+    np.testing.assert_array_equal(decode(runs.whole, max_bytes=1 << 20)["y"], x)  # −(−x)
+    at_cut = decode(runs.cuts[CutId("c")], max_bytes=1 << 20)
+    np.testing.assert_array_equal(at_cut["a"], -x)
+    np.testing.assert_array_equal(at_cut["y"], x)
+
+
+def test_where_it_takes_none_they_are_those_of_the_smallest_request_which_has_to_travel(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    write(path, f"{HEADER} g (float[n] x, int64[2] s) => (float[A, B] y) {{ y = Reshape(x, s) }}")
+    inputs = (TensorSpec(name="x", dtype="FP32", shape=("n",)), TensorSpec(name="s", dtype="INT64", shape=(2,)))
+    card = card_of(path, inputs, (TensorSpec(name="y", dtype="FP32", shape=("A", "B")),))
+    large: Tensors = {"x": np.arange(12, dtype="f4"), "s": np.array([4, 3])}
+    small: Tensors = {"x": np.arange(6, dtype="f4"), "s": np.array([2, 3])}
+    measured(card, tmp_path, inputs=[large, small])
+    runs = golden_runs(tmp_path / "parts")
+    offered = decode(runs.offered, max_bytes=1 << 20)
+    assert {name: array.tolist() for name, array in offered.items()} == {"x": [*range(6)], "s": [2, 3]}
+    assert decode(runs.whole, max_bytes=1 << 20)["y"].tolist() == [*range(6)]
+
+
+@pytest.mark.parametrize("damage", ["cut short", "changed", "removed"])
+def test_a_profile_whose_golden_runs_are_damaged_is_measured_again(tmp_path: Path, damage: str) -> None:
+    measured(lay_out(tmp_path), tmp_path, inputs=requests(1))
+    path = tmp_path / "parts" / GOLDEN_RUNS
+    data = path.read_bytes()
+    if damage == "removed":
+        path.unlink()
+    else:
+        path.write_bytes(data[:-1] if damage == "cut short" else data[:-1] + bytes([data[-1] ^ 1]))
+    assert read_profile(tmp_path / "parts") is None
 
 
 IMAGE = f"{HEADER} g (float[N, 3, 8, 8] x) => (float[N, 3, 8, 8] y) {{ y = Neg(x) }}"
@@ -198,8 +254,17 @@ def test_a_picture_beside_the_model_becomes_the_input_the_contract_describes(tmp
     assert profile.image_ms > 0
     with np.load(tmp_path / "parts/golden.npz") as golden:
         assert golden["0/output/y"][0, :, 3, 3].tolist() == [-1.0, 0.0, 0.0]
-    with pytest.raises(InvalidRequest, match=r"red\.PNG is a picture"):
-        measured(card, tmp_path)
+
+
+def test_a_picture_that_the_contract_does_not_describe_leaves_the_built_in_inputs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    card, _ = image_model(tmp_path)
+    picture = tmp_path / "models/m/golden/red.PNG"
+    picture.parent.mkdir()
+    Image.new("RGB", (16, 16), (255, 0, 0)).save(picture)
+    assert measured(card, tmp_path).dims == {"N": 1}
+    assert "red.PNG is not used as a golden request: the contract does not say" in caplog.text
 
 
 def test_without_a_picture_at_hand_a_typical_one_is_decoded(tmp_path: Path) -> None:
