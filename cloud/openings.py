@@ -206,6 +206,7 @@ class Openings:
             outputs=tuple(spec.name for spec in model.card.outputs),
             model_outputs=frozenset(spec.name for spec in model.card.outputs),
         )
+        await shared.segments.rehearse(model, golden)
         outputs = await self._golden_run(whole, golden)
         offered.model, offered.golden = model, golden
         offered.opened[OFFLOAD_CUT] = whole
@@ -228,6 +229,7 @@ class Openings:
             )
         model, golden = offered.model, offered.golden
         card = await self._companion.segments.cut(model, CutId(wanted.cut), wanted.node_bitmap)
+        await self._companion.segments.rehearse(model, golden, card.id)
         by_name = {spec.name: spec for spec in model.card.inputs}
         boundary = tuple(spec.name for spec in card.boundary)
         head = Opened(

@@ -1,8 +1,9 @@
 """Which models and cuts this companion can open, and by whom they were made: the workbench, in a child process, once.
 
 A model is first opened by a throw-away child (a hostile file kills that child, not the companion), then prepared (its
-card and its candidate cuts are made); a cut beyond the candidates is made when a device asks for it. All of it lies
-in `<cache_dir>/models/<16 hex>/` and outlives the process. Invariant: the card's digest is the one that was offered,
+card and its candidate cuts are made); a cut beyond the candidates is made when a device asks for it. This process opens
+none of it before a child came back sound from running it (`rehearse`). All of it lies in
+`<cache_dir>/models/<16 hex>/` and outlives the process. Invariant: the card's digest is the one that was offered,
 and a cut's node set hashes to its id, so that halves which do not belong together never meet (I6).
 """
 
@@ -17,12 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from cloud.store import digest_hex
+from split.codec.payload import encode
 from split.errors import CompanionRefused, CutRefused, InvalidModel, IsthmusError
 from split.graph.card import CutCard, ModelCard, read_card, read_cut, read_sound_card
-from split.ids import CutId, ModelDigest
+from split.ids import OFFLOAD_CUT, CutId, ModelDigest
 from split.runtime.machine import read_machine
 from split.runtime.optimised import Manifest, Optimised, key_of, lacking, optimised_in, place_of, read_sound
+from split.tensor import Tensors
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +35,9 @@ _UNSUPPORTED = re.compile(
     r"not a registered function/op|could not find an implementation|NOT_IMPLEMENTED", re.IGNORECASE
 )
 """How onnxruntime says that it does not have an operator, whether unknown or not for these element types."""
+
+REHEARSED = "rehearsed.json"
+"""Runtime → what came back sound from a child that ran it: `offload` and cut ids."""
 
 
 class Workbench(Protocol):
@@ -40,6 +48,10 @@ class Workbench(Protocol):
 
     async def prepare(self, model: Path, folder: Path, dims: Mapping[str, int]) -> None:
         """Write the card and the halves of the candidate cuts into `folder` (made if need be). InvalidModel."""
+
+    async def rehearse(self, model: Path, folder: Path, feeds: Path, names: Collection[str]) -> None:
+        """Open and run the whole (`offload`) or cuts (by id) on the inputs in the payload `feeds`, in a runtime that
+        may die. InvalidModel when the child dies of it; that they refuse the inputs is no error."""
 
     async def part(self, model: Path, folder: Path, cut: CutId, node_bitmap: str) -> CutCard:
         """Make one given cut's halves in `folder`. CutRefused when the bitmap is not that cut or may not be cut."""
@@ -131,6 +143,35 @@ class Segments:
         self._optimise_later(model, cut)
         return card
 
+    async def rehearse(self, model: PreparedModel, golden: Tensors, cut: CutId | None = None) -> None:
+        """Let a child run the whole, or this cut's halves, on the golden inputs before this process opens them: once
+        for each runtime. InvalidModel when the child dies of it.
+
+        The candidate cuts are run together with the whole; where that child dies, each is run by itself when asked for.
+        """
+        name = cut or OFFLOAD_CUT
+        record = model.folder / REHEARSED
+        async with self._turn:
+            done = _rehearsed(record, self._runtime)
+            if name in done:
+                return
+            together = [] if cut else [candidate.id for candidate in model.card.cuts]
+            feeds = model.folder / "rehearsal.payload"
+            await asyncio.to_thread(feeds.write_bytes, b"".join(encode(golden, "raw")))
+            try:
+                await self._workbench.rehearse(model.path, model.folder, feeds, [name, *together])
+            except InvalidModel as error:
+                if not together:
+                    raise
+                log.warning("model %s: %s; its parts are tried one by one", model.card.digest, error)
+                together = []
+                await self._workbench.rehearse(model.path, model.folder, feeds, [name])
+            finally:
+                feeds.unlink(missing_ok=True)
+            fresh = record.with_suffix(".new")
+            fresh.write_bytes(msgspec.json.encode({self._runtime: sorted({*done, name, *together})}))
+            fresh.replace(record)
+
     async def keep_only(self, held: Callable[[], Collection[str]]) -> None:
         """Delete what was made of models that are not `held` any more; asked when no model is being made."""
         async with self._turn:
@@ -150,6 +191,7 @@ class Segments:
             if _UNSUPPORTED.search(str(error)):
                 raise CompanionRefused("UNSUPPORTED_OP", str(error)) from error
             raise
+        (folder / REHEARSED).unlink(missing_ok=True)
         await self._workbench.prepare(path, folder, dims)
 
     def _optimise_later(self, model: PreparedModel, *cuts: CutId) -> None:
@@ -184,6 +226,14 @@ class Segments:
             return await self._workbench.part(model.path, model.folder, cut, node_bitmap)
         except CutRefused as error:
             raise CompanionRefused("PLAN_MISMATCH", str(error)) from error
+
+
+def _rehearsed(record: Path, runtime: str) -> Collection[str]:
+    """What came back sound from a child with this runtime."""
+    try:
+        return msgspec.json.decode(record.read_bytes(), type=dict[str, list[str]]).get(runtime, [])
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return []
 
 
 def _folders_in(place: Path) -> list[Path]:

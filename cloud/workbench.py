@@ -29,6 +29,10 @@ class ChildWorkbench:
         command = ["prepare", str(model), "--folder", str(folder), "--dims", json.dumps(dict(dims))]
         await run_child(command, timeout_s=JOB_TIMEOUT_S)
 
+    async def rehearse(self, model: Path, folder: Path, feeds: Path, names: Collection[str]) -> None:
+        command = ["rehearse", str(model), "--folder", str(folder), "--feeds", str(feeds), "--names", ",".join(names)]
+        await run_child(command, timeout_s=JOB_TIMEOUT_S)
+
     async def part(self, model: Path, folder: Path, cut: CutId, node_bitmap: str) -> CutCard:
         command = ["part", str(model), "--folder", str(folder), "--cut", cut, "--bitmap", node_bitmap]
         await run_child(command, timeout_s=JOB_TIMEOUT_S)

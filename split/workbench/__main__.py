@@ -5,6 +5,7 @@ python -m split.workbench MEMORY_BYTES CPU_S PARENT_PID JOB…, the first three 
 prepare MODEL (--folder DIR | --cache DIR) [--dims JSON] [--inputs FILE.npz]
 part    MODEL --folder DIR --cut ID --bitmap HEX         the card of the cut goes to DIR/ID.json
 probe   MODEL                                            opens it in the runtime and runs it, which may kill either
+rehearse MODEL --folder DIR --feeds FILE --names ID,…    runs `offload` or cuts on a raw payload; see `rehearse.py`
 cuts    MODEL --out FILE.json [--inputs FILE.npz]        the candidates, nothing is kept but FILE
 check   MODEL --out FILE.json [--cuts all|ID,…] [--inputs FILE.npz] [--outputs DIR]
 profile MODEL --folder DIR [--inputs FILE.npz]           see `profile.py`
@@ -97,6 +98,10 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--cut", required=True)
     command.add_argument("--bitmap", required=True)
     job("probe", _probe)
+    command = job("rehearse", _rehearse)
+    command.add_argument("--folder", type=Path, required=True)
+    command.add_argument("--feeds", type=Path, required=True)
+    command.add_argument("--names", required=True)
     command = job("cuts", _cuts)
     command.add_argument("--out", type=Path, required=True)
     command.add_argument("--inputs", type=Path)
@@ -143,6 +148,17 @@ def _probe(parsed: argparse.Namespace) -> None:
     except (EngineFailed, InvalidRequest) as error:  # what it says to made-up inputs is not asked here
         if tells_of_memory(str(error)):
             raise
+
+
+def _rehearse(parsed: argparse.Namespace) -> None:
+    from split.codec.payload import decode
+    from split.graph.card import read_card
+    from split.runtime.segment import OrtEngine, usable_threads
+    from split.workbench.rehearse import rehearse
+
+    feeds = decode(parsed.feeds.read_bytes(), max_bytes=parsed.memory_bytes)
+    card, names = read_card(parsed.folder), parsed.names.split(",")
+    rehearse(card, parsed.folder, parsed.model, names, feeds, engine=OrtEngine(), threads=usable_threads())
 
 
 def _cuts(parsed: argparse.Namespace) -> None:

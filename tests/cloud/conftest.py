@@ -151,6 +151,9 @@ class InProcessWorkbench:
         self.jobs.append("part")
         return await asyncio.to_thread(workbench.part, model, folder, cut, node_bitmap)
 
+    async def rehearse(self, model: Path, folder: Path, feeds: Path, names: Collection[str]) -> None:
+        self.jobs.append(f"rehearse {len(names)}")
+
     async def optimise(self, model: Path, folder: Path, cuts: Collection[str]) -> None:
         """Nothing is made: what is opened is what was cut."""
 

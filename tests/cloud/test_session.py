@@ -169,7 +169,7 @@ async def test_two_devices_may_send_one_model_at_once(house, chain, feeds):
         device.channel.send(*chain.infer(feeds))
         _, outputs = await device.reply()
         assert_same(outputs, chain.whole(feeds))
-    assert house.workbench.jobs == ["probe", "prepare"]
+    assert house.workbench.jobs == ["probe", "prepare", f"rehearse {1 + len(chain.card.cuts)}"]
 
 
 async def test_a_model_offered_again_stays_open_and_is_answered_as_before(house, chain, feeds):
@@ -182,7 +182,7 @@ async def test_a_model_offered_again_stays_open_and_is_answered_as_before(house,
     device.channel.send(*chain.infer(chain.crossing(cut, feeds), cut.id))
     reply, _ = await device.reply()
     assert isinstance(reply, Reply)
-    assert house.workbench.jobs == ["probe", "prepare"]
+    assert house.workbench.jobs == ["probe", "prepare", f"rehearse {1 + len(chain.card.cuts)}"]
 
 
 async def test_a_model_offered_again_with_other_golden_inputs_is_compared_anew_and_stays_open(house, chain, feeds):
