@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 
 CHUNK_BYTES: Final = 256 * 1024
 """Model chunks: small enough that a request never waits long behind one."""
+CHUNK_METADATA_BYTES: Final = 4096
+"""What a chunk's message has beside its bytes, at most."""
 BULK_WINDOW_BYTES: Final = 1024 * 1024
 """Model bytes queued ahead of the socket; more would only delay requests."""
 ANSWER_TIMEOUT_S: Final = 120.0
@@ -188,6 +190,7 @@ class Openings:
         """What the companion lacks; what it says meanwhile (refused, or another device was first) ends it."""
         folder = Path(model.card.path).parent
         sizes = {name: size for name, size, _ in model.card.files}
+        piece_bytes = min(CHUNK_BYTES, self._channel.peer_hello.max_message_bytes - CHUNK_METADATA_BYTES)
         for name, start in need.missing:
             if name not in sizes:
                 raise RemoteProtocolError(f"the companion wants file {name!r}, which was not offered")
@@ -195,7 +198,7 @@ class Openings:
                 file.seek(start)
                 offset, last = start, False
                 while not last and answers.empty():
-                    data = await asyncio.to_thread(file.read, CHUNK_BYTES)
+                    data = await asyncio.to_thread(file.read, piece_bytes)
                     if not data and offset < sizes[name]:
                         raise InvalidModel(f"{folder / name} became shorter since it was loaded; load the model again")
                     last = offset + len(data) >= sizes[name]

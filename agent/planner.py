@@ -8,7 +8,7 @@ it never sends, runs or opens anything.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -134,6 +134,7 @@ class Planner:
         self._silent = ""
         """Why nothing is sent on it for the moment; "" otherwise."""
         self._payload_bytes_max = math.inf
+        self._ahead_bytes: Callable[[], int] = lambda: 0
 
     # -- models -------------------------------------------------------------------------------------------------------
 
@@ -208,12 +209,14 @@ class Planner:
 
     # -- the companion ------------------------------------------------------------------------------------------------
 
-    def connected(self, *, max_message_bytes: int) -> None:
+    def connected(self, *, max_message_bytes: int, ahead_bytes: Callable[[], int] = lambda: 0) -> None:
         """A new connection, to a companion that takes messages of this size: it must make every model ready anew.
 
+        `ahead_bytes`: asked at each decision, what other requests have still to send before a new one's turn.
         What is known of the link stays, as uncertain as it has become; its rate is worth a look.
         """
         self._lost = self._silent = ""
+        self._ahead_bytes = ahead_bytes
         self._payload_bytes_max = max_message_bytes - REQUEST_METADATA_BYTES
         self._weighed_at_s = -math.inf
         for model in self._models.values():
@@ -352,14 +355,16 @@ class Planner:
         """Bytes of padding of a ping that would be worth its cost now; 0: none. What is returned counts as sent.
 
         Only where no transfer informs. The round trip is asked for every 0.5 s under traffic and every 15 s otherwise;
-        the rate once after a connect, and under traffic every 3 s, or at once where it is unsure or has just surprised.
+        the rate once after a connect, and under traffic every 3 s, or where it is unsure; at once after a surprise.
         """
         if not self._models or self._lost or self._silent:
             return 0
         link = self._link.estimate(now_s)
         busy = now_s - self._decided_at_s < BUSY_S
         every_s = PING_BUSY_S if busy else PING_IDLE_S
-        if min(link.age_s, now_s - self._probed_at_s) < every_s and not self._first_weight_due(link, now_s):
+        surprised = busy and self._link.surprised and now_s - self._probed_at_s >= PING_BUSY_S
+        fresh = min(link.age_s, now_s - self._probed_at_s) < every_s
+        if fresh and not surprised and not self._first_weight_due(link, now_s):
             return 0
         weight = int(min(max(PROBE_MS / link.up_ms_per_byte, PROBE_BYTES_MIN), PROBE_BYTES))
         if self._weight_due(link, busy, now_s) and self._probe_room.take(weight + PING_COST_BYTES, now_s):
@@ -458,6 +463,7 @@ class Planner:
             opened=model.opened,
             encoded_why_not=model.encoded_why_not,
             payload_bytes_max=self._payload_bytes_max,
+            ahead_bytes=self._ahead_bytes(),
         )
 
 

@@ -85,6 +85,7 @@ class _Waiting:
     future: asyncio.Future[RemoteReply]
     asked: Infer
     sent_at_s: float
+    payload_bytes: int
     up_bytes: int
     """Payload and what was queued before it: all that had to travel first."""
     cloud_ms: float
@@ -165,7 +166,7 @@ class Uplink:
         channel = self._channel
         if channel is None or self._leaving:
             raise ConnectionLost(f"no companion: {self.state}")
-        ahead = channel.queued_bytes
+        ahead = self._ahead_bytes()
         try:
             channel.send(message, payload, priority=priority)
         except TooLarge as error:  # no mistake of the caller's: the device takes what the companion does not
@@ -173,9 +174,20 @@ class Uplink:
         future = asyncio.get_running_loop().create_future()
         size = sum(memoryview(part).nbytes for part in payload)
         self._waiting[message.request_id, message.attempt] = _Waiting(
-            future=future, asked=message, sent_at_s=self._now(), up_bytes=ahead + size, cloud_ms=cloud_ms
+            future=future,
+            asked=message,
+            sent_at_s=self._now(),
+            payload_bytes=size,
+            up_bytes=ahead + size,
+            cloud_ms=cloud_ms,
         )
         return future
+
+    def _ahead_bytes(self) -> int:
+        """Unsent bytes of the requests that wait. Files of models queue too, but any request overtakes them."""
+        if self._channel is None or not self._waiting:
+            return 0
+        return min(self._channel.queued_bytes, sum(waiting.payload_bytes for waiting in self._waiting.values()))
 
     def abandon(self, request_id: str, attempt: int) -> None:
         """Nobody waits any more: unsent bytes are dropped, the companion is told."""
@@ -232,7 +244,7 @@ class Uplink:
         self._suspected = self._leaving = False
         self._heard_at_s = self._now()
         self._pings.clear()
-        self._planner.connected(max_message_bytes=channel.peer_hello.max_message_bytes)
+        self._planner.connected(max_message_bytes=channel.peer_hello.max_message_bytes, ahead_bytes=self._ahead_bytes)
         log.info("companion=%s connected as %s (%s)", self.address, channel.peer.name, channel.peer_hello.runtime)
         openings = self._openings = Openings(channel, planner=self._planner, golden=self._golden, draw=self._draw)
         for model in self._models.values():
@@ -342,6 +354,8 @@ class Uplink:
             decode_ms=decode_ms,
             cloud_decode_ms=reply.decode_ms,
         )
+        if not self._waiting and (padding := self._planner.probe_wanted(self._now())) > 0:
+            self._ping(padding)  # the reply was a surprise: a stall, or another link?
 
     def _fail_all(self, error: ChannelError) -> None:
         waiting, self._waiting = self._waiting, {}

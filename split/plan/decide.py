@@ -313,9 +313,10 @@ def _estimate(
 ) -> PlanEstimate:
     parts = (prediction.units * table.costs[:, row]).tolist()
     remote = observation.remote
-    queue_ms = half_rtt_ms = link_up_ms = 0.0
+    queue_ms = half_rtt_ms = ahead_ms = link_up_ms = 0.0
     if remote is not None and parts[Column.REMOTE]:
         queue_ms, half_rtt_ms = remote.queue_ms, remote.link.rtt_ms / 2.0
+        ahead_ms = remote.link.up_ms_per_byte * remote.ahead_bytes
         if parts[Column.ENCODED]:
             link_up_ms = remote.link.up_ms_per_byte * facts.encoded_bytes
     plan = table.plans[row]
@@ -330,7 +331,7 @@ def _estimate(
             "image": parts[Column.IMAGE],
             "head": parts[Column.HEAD],
             "encode": parts[Column.ENCODE],
-            "up": half_rtt_ms + parts[Column.UP] + link_up_ms,
+            "up": half_rtt_ms + ahead_ms + parts[Column.UP] + link_up_ms,
             "cloud_queue": queue_ms,
             "cloud_decode": parts[Column.CLOUD_DECODE] + parts[Column.ENCODED] - link_up_ms,
             "tail": parts[Column.TAIL],

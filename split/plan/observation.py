@@ -62,6 +62,8 @@ class RemoteView:
     queue_sigma_ms: float
     opened: Flags
     """Plans whose segment the companion holds open."""
+    ahead_bytes: int = 0
+    """What other requests have still to send before this one's turn."""
     payload_bytes_max: float = math.inf
     """The largest payload that it takes."""
     encoded_why_not: str = ""

@@ -1,6 +1,6 @@
 """What every plan of a model would cost in the state of this moment: one vectorised sum over the table.
 
-    latency = queue_edge + image + α·head + encode + rtt + up·bytes + queue_cloud + β·(decode + tail)
+    latency = queue_edge + image + α·head + encode + rtt + up·(ahead + bytes) + queue_cloud + β·(decode + tail)
             + down·bytes + reply
 
 Device stages are multiplied by the emulated slowdown. Risk is the same quantity at mean + `QUANTILE_SIGMAS` · σ. The
@@ -80,7 +80,7 @@ def _units(observation: Observation, facts: RequestFacts, scale: float) -> list[
         observation.edge_queue_ms,
         image,
         codec,
-        link.rtt_ms + remote.queue_ms,
+        link.rtt_ms + link.up_ms_per_byte * remote.ahead_bytes + remote.queue_ms,
         link.up_ms_per_byte * scale,
         link.down_ms_per_byte * scale,
         remote.beta * remote.speed_ratio * scale,

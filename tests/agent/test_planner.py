@@ -289,6 +289,35 @@ def test_a_model_that_is_not_ready_and_a_cut_that_is_not_open_say_why() -> None:
     assert planner.snapshot(0.0)["models"]["m"]["cuts_not_open"] == {}
 
 
+def test_what_others_have_still_to_send_comes_first() -> None:
+    planner = connected_planner()
+    free = choose(planner).chosen
+    ahead = 0
+    planner.connected(max_message_bytes=1 << 28, ahead_bytes=lambda: ahead)
+    planner.companion_ready("m", 10.0, 0.5)
+    ahead = 500_000  # 40 ms at 100 Mbit/s
+    chosen = choose(planner).chosen
+    assert chosen.plan == OFFLOAD
+    assert chosen.stages_ms["up"] == pytest.approx(free.stages_ms["up"] + 40.0, rel=0.05)
+    assert sum(chosen.stages_ms.values()) == pytest.approx(chosen.predicted_ms)
+    ahead = 5_000_000
+    assert choose(planner).chosen.plan == LOCAL
+
+
+def test_a_link_of_which_a_transfer_has_just_surprised_is_weighed_at_once() -> None:
+    planner = connected_planner()
+    for n in range(6):
+        choose(planner, now_s=2.0 + n / 4)
+        planner.observe_transfer(50_000, 40, 5.0, 2.1 + n / 4)
+    assert planner.probe_wanted(3.4) == 0  # transfers inform
+    planner.observe_transfer(50_000, 40, 420.0, 3.9)
+    assert planner.probe_wanted(3.9) == PROBE_BYTES
+    assert planner.probe_wanted(3.95) == 0
+    planner.observe_ping(20.0 + PROBE_BYTES * 0.0008, 3.95, padding_bytes=PROBE_BYTES)  # 10 Mbit/s
+    up_mbit_s = planner.snapshot(4.0)["link"]["up_mbit_s"]
+    assert 5.0 < up_mbit_s < 20.0
+
+
 def test_without_traffic_a_ping_every_fifteen_seconds_keeps_the_link_known() -> None:
     planner = connected_planner()
     assert planner.probe_wanted(1.0) == 0  # a transfer has just informed

@@ -392,6 +392,20 @@ async def test_a_companion_that_refuses_while_it_is_sent_the_files_is_sent_no_mo
         assert world.count(ModelChunk) < size // (256 * 1024)
 
 
+async def test_a_model_is_sent_in_pieces_that_the_companion_takes(tmp_path: Path) -> None:
+    """In real time: a thread reads the file."""
+
+    def wants_all(offer: ModelOffer, before: int) -> Sequence[Message]:
+        return (ModelNeed(digest=offer.digest, missing=(("model.onnx", 0),)),)
+
+    world = World(tmp_path, on_offer=wants_all, max_message_bytes=1 << 16)
+    async with running(world, model(tmp_path, file_bytes=300_000)):
+        async with asyncio.timeout(30):
+            while not any(isinstance(message, ModelChunk) and message.last for message in world.seen):
+                await asyncio.sleep(0)
+    assert world.count(ModelChunk) == 5  # of at most 61,440 bytes
+
+
 @pytest.mark.parametrize("code", ["OVERLOADED", "INTERNAL", "STORAGE_FAILED"])
 def test_a_cut_that_fails_for_now_keeps_no_other_back_and_is_tried_again(tmp_path: Path, code: str) -> None:
     def busy_with_b(wanted: SegmentOpen, before: int) -> Sequence[Message]:
@@ -645,6 +659,26 @@ async def test_a_request_too_large_for_the_companion_is_a_failed_road_and_no_mis
             world.ask(size=1 << 17)
         assert caught.value.code == "TOO_LARGE"
         assert world.uplink.inflight == 0
+
+
+@story
+async def test_requests_wait_behind_those_before_them_and_not_behind_the_files_of_a_model(tmp_path: Path) -> None:
+    async with running(World(tmp_path)) as world:
+        await world.until(lambda: world.why() == "")
+        ahead = world.planner._ahead_bytes
+        _, device, _ = world.connected[-1]
+        device.freeze()
+        device.send(ModelChunk(digest=DIGEST, file="f", offset=0), [bytes(1 << 19)], priority=Priority.BULK)
+        assert ahead() == 0
+        world.ask(size=30_000)
+        assert ahead() == 30_000
+        world.ask(size=10_000)
+        assert ahead() == 40_000
+        world.uplink.abandon("1", 1)
+        assert ahead() == 10_000
+        device.thaw()
+        await asyncio.sleep(0.01)
+        assert ahead() == 0
 
 
 @story
