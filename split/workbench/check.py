@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from split.errors import CutRefused, EngineFailed, IsthmusError
+from split.errors import CutRefused, EngineFailed, InvalidRequest, IsthmusError
 from split.graph.cuts import Cut, all_prefix_cuts, candidates
 from split.graph.load import load_model
 from split.graph.model import Model
@@ -54,10 +54,12 @@ def check_cuts(
         whole = engine.open(model_path, threads=threads)
         try:
             expected = whole.run(feeds, model.output_names)
-        except EngineFailed as error:
+        except (EngineFailed, InvalidRequest) as error:
             if inputs is not None:
                 raise
-            raise EngineFailed(f"{error}; with golden inputs, symbolic dims being 1: give real ones") from error
+            raise EngineFailed(
+                f"{error}; these were made-up inputs with 1 for every open dim, give real ones: --inputs FILE.npz"
+            ) from error
         whole.close()
         results = []
         for done, cut in enumerate(chosen):

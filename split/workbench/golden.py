@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 REQUESTS_MAX: Final = 8
 """Each one costs a run of every cut's halves for every lossy codec."""
 
-PICTURES: Final = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+_PICTURES: Final = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +76,15 @@ def inputs_to_compare(
     return built_in, False
 
 
+def inputs_beside(model_path: Path) -> Tensors | None:
+    """The first golden request that came as tensors: it shows the sizes that the model usually works at.
+
+    None without one. InvalidRequest when it cannot be read.
+    """
+    found = [path for path in _files_beside(model_path) if path.suffix.lower() == ".npz"]
+    return read_inputs(found[0]) if found else None
+
+
 def write_golden(requests: Sequence[Golden], path: Path) -> None:
     """All requests in one `.npz`: `<number>/input/<name>` and `<number>/output/<name>`; BYTES as fixed-size strings."""
     arrays = {
@@ -111,16 +120,26 @@ def typical_jpeg() -> bytes:
     return out.getvalue()
 
 
-def _beside(card: ModelCard, whole: Segment, contract: Contract | None, unusable: list[str]) -> Iterator[Golden]:
-    """What lies beside the model's versions and can be used; `unusable` gets a sentence for each other file."""
-    version = Path(card.path).parent
+def picture_beside(model_path: Path) -> Path | None:
+    """The first golden request beside the model that came as a picture; None without one."""
+    return next((path for path in _files_beside(model_path) if path.suffix.lower() in _PICTURES), None)
+
+
+def _files_beside(model_path: Path) -> list[Path]:
+    """`golden.npz` and what lies in `golden/`, beside the model's versions; nothing where it is in no repository."""
+    version = model_path.absolute().parent
     if not version.name.isdigit():
-        return
+        return []
     folder, single = version.parent / "golden", version.parent / "golden.npz"
     files = [single] if single.is_file() else []
     if folder.is_dir():
-        files += [path for path in sorted(folder.iterdir()) if path.suffix.lower() in (".npz", *PICTURES)]
-    for path in files[:REQUESTS_MAX]:
+        files += [path for path in sorted(folder.iterdir()) if path.suffix.lower() in (".npz", *_PICTURES)]
+    return files
+
+
+def _beside(card: ModelCard, whole: Segment, contract: Contract | None, unusable: list[str]) -> Iterator[Golden]:
+    """What lies beside the model's versions and can be used; `unusable` gets a sentence for each other file."""
+    for path in _files_beside(Path(card.path))[:REQUESTS_MAX]:
         try:
             picture = b"" if path.suffix.lower() == ".npz" else path.read_bytes()
             inputs = _with_picture(card, contract, picture) if picture else read_inputs(path)

@@ -10,7 +10,7 @@ from typing import Final
 from PIL import Image
 
 from split.tensor import TensorSpec
-from split.workbench.golden import PICTURES, typical_jpeg
+from split.workbench.golden import picture_beside, typical_jpeg
 
 SIDE_MIN: Final = 16
 """Pixels; what is narrower is hardly a picture."""
@@ -38,7 +38,7 @@ def picture_bytes(spec: TensorSpec, model_path: Path) -> PictureBytes | None:
     if side is None:
         return None
     width, height, channels = side
-    found = _picture_beside(model_path)
+    found = picture_beside(model_path)
     with Image.open(found or io.BytesIO(typical_jpeg())) as opened:
         mode = "L" if channels == 1 else "RGB"
         picture = opened.convert(mode).resize((width, height), Image.Resampling.LANCZOS)
@@ -59,14 +59,6 @@ def _side(spec: TensorSpec) -> tuple[int, int, int] | None:
     if dims[2] in (1, 3, 4) and min(dims[:2]) >= SIDE_MIN:
         return dims[1], dims[0], dims[2]
     return None
-
-
-def _picture_beside(model_path: Path) -> Path | None:
-    version = model_path.absolute().parent
-    folder = version.parent / "golden"
-    if not version.name.isdigit() or not folder.is_dir():
-        return None
-    return next((path for path in sorted(folder.iterdir()) if path.suffix.lower() in PICTURES), None)
 
 
 def _encoded(picture: Image.Image, kind: str) -> int:

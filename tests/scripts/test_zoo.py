@@ -47,7 +47,7 @@ def test_a_real_model_is_laid_listed_and_cut_right(
 ) -> None:
     real_model(name)  # fetched, or the test is skipped
     monkeypatch.setattr(models, "REPOSITORY", tmp_path)
-    inputs = models.lay_in_repository(name) / "golden" / "natural.npz"
+    inputs = models.lay_in_repository(name) / "golden.npz"
     common = [name, "--models", str(tmp_path), "--inputs", str(inputs), "--json"]
     assert cli.run(["cuts", *common]) == 0
     listed = {cut["id"] for cut in json.loads(capsys.readouterr().out)["cuts"]}
@@ -104,12 +104,12 @@ def test_what_is_laid_beside_a_model_is_what_the_tools_read(
     real_model("silero-vad")
     monkeypatch.setattr(models, "REPOSITORY", tmp_path)
     folder = models.lay_in_repository("silero-vad")
-    read = read_inputs(folder / "golden" / "natural.npz")
+    read = read_inputs(folder / "golden.npz")
     assert read is not None
     for name, array in natural.NATURAL["silero-vad"]().items():
         np.testing.assert_array_equal(read[name], array)
         assert read[name].dtype == array.dtype
-    assert [path.name for path in (folder / "golden").iterdir()] == ["natural.npz"]
+    assert sorted(path.name for path in folder.iterdir()) == ["1", "golden.npz"]
 
 
 def test_the_rendered_line_is_read_as_what_it_says(real_model: RealModel) -> None:

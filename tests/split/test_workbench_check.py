@@ -10,7 +10,7 @@ import onnx
 import onnx.parser
 import pytest
 
-from split.errors import CutRefused, InvalidModel, InvalidRequest
+from split.errors import CutRefused, EngineFailed, InvalidModel, InvalidRequest
 from split.graph.cuts import Cut
 from split.graph.model import Model
 from split.workbench import check
@@ -107,3 +107,13 @@ def test_every_boundary_of_a_real_network_keeps_its_answer(real_model: Callable[
     assert len(found) == len(onnx.load(path).graph.node) - 1
     assert all(cut["legal"] for cut in found)
     assert max(cut["max_rel"] for cut in found) <= 1e-5
+
+
+def test_made_up_inputs_that_the_model_does_not_take_say_how_to_give_real_ones(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 18]>
+        g (float[n] x) => (float[m] y) <int64[2] two = {2, 2}> { a = Neg(x)  y = Pad<mode = "reflect">(a, two) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "pad.onnx")
+    with pytest.raises(EngineFailed, match=r"made-up inputs with 1 for every open dim, give real ones: --inputs"):
+        check_cuts(tmp_path / "pad.onnx")
+    [found] = check_cuts(tmp_path / "pad.onnx", inputs={"x": np.float32([1, 2, 3])})
+    assert found["max_rel"] == 0.0
