@@ -204,6 +204,7 @@ class Session:
         try:
             began_at_s = time.monotonic()
             feeds = await self._decode(infer, incoming.payload)
+            _of_this_cut(feeds, infer.cut, opened)
             check_feeds(feeds, opened.feeds)
             decoded_at_s = time.monotonic()
             done = await self._companion.executor.run(
@@ -307,6 +308,17 @@ def _decode_inputs(payload: memoryview, rules: Mapping[str, Mapping[str, object]
             raise InvalidRequest(f"input {name[:80]!r} must be a BYTES tensor of shape [1] with codec 'encoded'")
         tensors[name] = prepare_image(bytes(array[0]), spec)
     return tensors
+
+
+def _of_this_cut(feeds: Tensors, cut: str, opened: Opened) -> None:
+    """PLAN_MISMATCH when a cut's tail gets tensors that cross elsewhere: the head of another cut made them."""
+    wanted = {spec.name for spec in opened.feeds}
+    if cut != OFFLOAD_CUT and feeds.keys() != wanted:
+        raise CompanionRefused(
+            "PLAN_MISMATCH",
+            f"at cut {cut} the tensors {', '.join(sorted(wanted))} cross, got {', '.join(sorted(feeds)) or 'none'}; "
+            "head and tail must be of one cut",
+        )
 
 
 def _wanted(asked: tuple[str, ...], made: tuple[str, ...]) -> tuple[str, ...]:

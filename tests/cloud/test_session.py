@@ -398,7 +398,7 @@ async def test_the_tail_of_one_cut_does_not_take_the_boundary_of_another(house, 
     await device.open(chain, two)
     boundary = chain.crossing(one, feeds)
     device.channel.send(*chain.infer(boundary, two.id))
-    assert (await device.next()).code == "INVALID_REQUEST"
+    assert (await device.next()).code == "PLAN_MISMATCH"
 
 
 # -- bad requests ---------------------------------------------------------------------------------------------------
