@@ -22,7 +22,8 @@ import onnxruntime as ort
 from scripts import models
 from scripts.benches.figure import Figure
 from scripts.natural import NATURAL
-from split.graph.cuts import Cut, all_prefix_cuts, candidates, crossing_bytes
+from split.graph.candidates import candidates
+from split.graph.cuts import Cut, all_prefix_cuts, crossing_bytes
 from split.graph.load import load_model
 from split.graph.partition import share_weights
 from split.tensor import Tensors, relative_difference

@@ -1,4 +1,4 @@
-"""Where a model may be cut, what crosses there, and which places are worth measuring.
+"""Where a model may be cut and what crosses there; `candidates.py` says which places are worth measuring.
 
 A cut is a set of nodes on the device side, closed under "needs"; here it is a bit mask over `Model.nodes`. A value that
 the tail reads and the head makes is in the boundary, whatever it is called and whether or not it is an output too.
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from split.errors import CutRefused
 from split.graph.card import CutCard
@@ -20,13 +19,6 @@ from split.graph.model import Model
 from split.graph.quantised import inside_groups
 from split.ids import CutId, cut_id
 from split.tensor import TensorSpec
-
-CANDIDATES_MAX: Final = 12
-SHARE_BINS: Final = 6
-"""Parts of the compute in each of which the narrowest cut is a candidate: contracts may ask for a depth."""
-FUSION_SHARE_MAX: Final = 0.01
-"""How much more of the compute a cut may take in to stay behind an activation or an Add that would fuse: cuts inside
-such a group cost up to 1 % of the whole (measured on ResNet-50 and MobileNetV3)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +44,14 @@ class Cut:
         return not self.reason
 
 
-def cut_from_mask(model: Model, mask: int) -> Cut:
-    """The cut whose device side is this set; CutRefused when the set is not closed under "needs" or no set of nodes."""
+def cut_from_mask(model: Model, mask: int, *, refused: Mapping[str, str] | None = None) -> Cut:
+    """The cut whose device side is this set; CutRefused when the set is not closed under "needs" or no set of nodes.
+
+    `refused`: what `troubles` says of this model, for those who ask about many cuts.
+    """
     if mask < 0 or mask >> len(model.nodes):
         raise CutRefused(f"the cut names nodes that {model.path.name} does not have: it has {len(model.nodes)}")
-    walk = _Walk(model)
+    walk = _Walk(model, refused)
     made: set[str] = set()
     tail_made: set[str] = set()
     for node in model.nodes:
@@ -108,48 +103,6 @@ def all_prefix_cuts(model: Model) -> list[Cut]:
         walk.take(node.bit)
         cuts.append(walk.cut())
     return cuts
-
-
-def candidates(model: Model, *, limit: int = CANDIDATES_MAX) -> list[Cut]:
-    """The cuts worth measuring for latency, in topological order, at most `limit`.
-
-    For a device slower than the companion, latency = α·head + bytes/rate + β·tail with α > β, so the best cut for any
-    link is on the Pareto front of (compute share, boundary bytes), both to be small, and for linear costs on its lower
-    convex hull. Taken are the hull, the narrowest cut of each sixth of the compute, then the rest of the front, spread.
-    A cut moves behind nodes that cost next to nothing and do not widen it (`FUSION_SHARE_MAX`).
-    """
-    if model.no_cuts_reason:
-        return []
-    cuts = all_prefix_cuts(model)
-    shares = compute_shares(model, cuts)
-    widths = [crossing_bytes(model, cut) for cut in cuts]
-    usable = [at for at, cut in enumerate(cuts) if cut.legal and cut.boundary]
-    front: list[int] = []
-    for at in usable:
-        if not front or widths[at] < widths[front[-1]]:
-            front.append(at)
-    narrowest: dict[int, int] = {}
-    for at in usable:
-        part = min(int(shares[at] * SHARE_BINS), SHARE_BINS - 1)
-        if part not in narrowest or widths[at] < widths[narrowest[part]]:
-            narrowest[part] = at
-
-    def settled(at: int) -> int:
-        """The last cut behind `at` that is no wider and takes in next to no compute."""
-        best = at
-        for later in range(at + 1, len(cuts)):
-            if shares[later] - shares[at] > FUSION_SHARE_MAX:
-                break
-            if cuts[later].legal and cuts[later].boundary and widths[later] <= widths[at]:
-                best = later
-        return best
-
-    hull = _hull(front, shares, widths)
-    rest = [at for at in front if at not in hull]
-    chosen: dict[int, None] = {}
-    for at in (*hull, *sorted(narrowest.values(), key=lambda at: widths[at]), *_spread(rest)):
-        chosen.setdefault(settled(at))
-    return [cuts[at] for at in sorted(list(chosen)[:limit])]
 
 
 def compute_shares(model: Model, cuts: Sequence[Cut]) -> list[float]:
@@ -221,14 +174,14 @@ def mask_of(bitmap: str) -> int:
 class _Walk:
     """The live set while nodes move to the device side one after the other, in topological order."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, refused: Mapping[str, str] | None = None) -> None:
         self._model = model
         self._nodes = {node.bit: node for node in model.nodes}
         self._readers = Counter(name for node in model.nodes for name in node.reads)
         self._inputs = tuple(spec.name for spec in model.inputs)
         makers = {name for node in model.nodes for name in node.makes}
         self._passed = tuple(name for name in model.output_names if name not in makers)
-        self._trouble = troubles(model)
+        self._trouble = troubles(model) if refused is None else refused
         self._mask = 0
         self._keys: list[str] = []
         self._live: dict[str, None] = {}
@@ -294,28 +247,3 @@ def _trouble(model: Model, name: str) -> str:
     if name in model.output_names and model.crossing(name) != spec:
         return f"tensor {name!r} is a 16-bit output that the tail needs unrounded; cut elsewhere"
     return ""
-
-
-def _hull(front: Sequence[int], shares: Sequence[float], widths: Sequence[int]) -> list[int]:
-    """The lower convex hull of (share, bytes) over a front of growing shares and shrinking bytes."""
-    hull: list[int] = []
-    for at in front:
-        while len(hull) > 1:
-            a, b = hull[-2], hull[-1]
-            if (shares[b] - shares[a]) * (widths[at] - widths[a]) > (widths[b] - widths[a]) * (shares[at] - shares[a]):
-                break
-            hull.pop()
-        hull.append(at)
-    return hull
-
-
-def _spread(items: Sequence[int]) -> list[int]:
-    """The same items, the middle first, then the middles of both halves and so on: any prefix of it is spread out."""
-    order: list[int] = []
-    ranges = [(0, len(items))]
-    for low, high in ranges:  # grows while it is read
-        if low < high:
-            middle = (low + high) // 2
-            order.append(items[middle])
-            ranges += [(low, middle), (middle + 1, high)]
-    return order

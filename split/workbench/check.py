@@ -12,7 +12,8 @@ from typing import Any, Literal
 import numpy as np
 
 from split.errors import CutRefused, EngineFailed, InvalidRequest, IsthmusError
-from split.graph.cuts import Cut, all_prefix_cuts, candidates
+from split.graph.candidates import candidates
+from split.graph.cuts import Cut, all_prefix_cuts
 from split.graph.load import load_model
 from split.graph.model import Model
 from split.graph.partition import share_weights, write_parts

@@ -19,11 +19,11 @@ import msgspec
 from split.codec.golden import golden_inputs
 from split.codec.payload import payload_bytes
 from split.errors import CutRefused, InvalidModel, IsthmusError
+from split.graph.candidates import candidates
 from split.graph.card import CutCard, ModelCard, write_card, write_cut
 from split.graph.cuts import (
     Cut,
     all_prefix_cuts,
-    candidates,
     compute_shares,
     crossing_bytes,
     cut_card,

@@ -13,7 +13,8 @@ import pytest
 
 from split.codec.payload import decode, encode
 from split.errors import CutRefused, InvalidModel
-from split.graph.cuts import Cut, all_prefix_cuts, candidates, crossing_bytes, cut_at, cut_from_mask
+from split.graph.candidates import candidates
+from split.graph.cuts import Cut, all_prefix_cuts, crossing_bytes, cut_at, cut_from_mask
 from split.graph.load import load_model
 from split.graph.model import Model
 from split.graph.partition import share_weights, write_parts

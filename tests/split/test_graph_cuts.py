@@ -14,7 +14,6 @@ from split.errors import CutRefused
 from split.graph.cuts import (
     all_prefix_cuts,
     bitmap_of,
-    candidates,
     compute_shares,
     crossing_bytes,
     cut_card,
@@ -96,39 +95,6 @@ def test_shares_grow_from_cut_to_cut_and_hold_for_any_set(tmp_path: Path) -> Non
     assert compute_shares(model, [cut_from_nodes(model, ["b", "c"]), cut_from_nodes(model, ["a"])]) == pytest.approx(
         [8 / 18, 4 / 18]
     )
-
-
-def test_the_best_candidates_are_narrow_early_and_behind_what_fuses(tmp_path: Path) -> None:
-    # Convolutions of 16, 64 and 4 channels: the cut at 64 is later and wider than the one at 16, so never the best.
-    model = load(
-        tmp_path,
-        """g (float[1, 3, 32, 32] x) => (float[1, 4, 26, 26] y)
-        {
-          a = Conv(x, A)  ra = Relu(a)
-          b = Conv(ra, B)  rb = Relu(b)
-          c = Conv(rb, C)  rc = Relu(c)  y = Neg(rc)
-        }""",
-        A=(16, 3, 3, 3),
-        B=(64, 16, 3, 3),
-        C=(4, 64, 3, 3),
-    )
-    assert [cut.boundary for cut in candidates(model, limit=2)] == [("ra",), ("rc",)]
-
-
-def test_candidates_stay_within_their_number_and_in_order(tmp_path: Path) -> None:
-    steps = "  ".join(f"v{at + 1} = Neg(v{at})" for at in range(40))
-    model = load(tmp_path, f"g (float[2] v0) => (float[2] v40) {{ {steps} }}")
-    for limit in (1, 3, 12):
-        cuts = candidates(model, limit=limit)
-        assert 0 < len(cuts) <= limit
-        assert [cut.nodes for cut in cuts] == sorted(cut.nodes for cut in cuts)
-        assert all(cut.legal for cut in cuts)
-
-
-def test_a_model_of_one_node_has_no_candidates_and_says_why(tmp_path: Path) -> None:
-    model = load(tmp_path, "g (float[2] x) => (float[2] y) { y = Neg(x) }")
-    assert candidates(model) == []
-    assert model.no_cuts_reason == "the model has fewer than two nodes"
 
 
 def test_an_input_that_is_an_output_too_travels_when_nothing_is_kept(tmp_path: Path) -> None:
