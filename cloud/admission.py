@@ -5,6 +5,7 @@ Invariant: what was entered is left exactly once, so the ledger is empty when no
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from split.errors import DeadlineExceeded, Overloaded
@@ -12,12 +13,16 @@ from split.errors import DeadlineExceeded, Overloaded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """How much one companion holds at once, over all devices."""
+    """How much one companion holds at once."""
 
     inflight_bytes: int
-    """Payload bytes of requests received and not yet answered."""
+    """Payload bytes of requests received and not yet answered, over all devices."""
+    device_bytes: int
+    """The same of one device: none takes all the room."""
     inflight_requests: int = 1024
     """1024 waiting requests of 5 ms are 5 s of work: later than any deadline this design serves."""
+    device_requests: int = 256
+    """Of one device: four that flood still leave the others room in `inflight_requests` as answers go out."""
 
 
 class Admission:
@@ -27,8 +32,10 @@ class Admission:
         self._bounds = bounds
         self.inflight_bytes = 0
         self.inflight_requests = 0
+        self._device_bytes: Counter[str] = Counter()
+        self._device_requests: Counter[str] = Counter()
 
-    def enter(self, payload_bytes: int, *, wait_ms: float, budget_ms: float) -> None:
+    def enter(self, device: str, payload_bytes: int, *, wait_ms: float, budget_ms: float) -> None:
         """Count a request in, or say why not.
 
         `wait_ms`: expected time in the queue before it would run; `budget_ms`: what is left of its deadline.
@@ -48,11 +55,28 @@ class Admission:
                 f"{self.inflight_bytes} bytes are in flight here and {payload_bytes} more are over the bound of "
                 f"{self._bounds.inflight_bytes} (limits.inflight_bytes); try again or run locally"
             )
+        own_requests, own_bytes = self._device_requests[device], self._device_bytes[device]
+        if own_requests >= self._bounds.device_requests:
+            raise Overloaded(
+                f"{own_requests} requests of {device} are in flight here, the bound for one device; wait for answers"
+            )
+        if own_requests and own_bytes + payload_bytes > self._bounds.device_bytes:
+            raise Overloaded(
+                f"{own_bytes} bytes of {device} are in flight here and {payload_bytes} more are over the bound of "
+                f"{self._bounds.device_bytes} for one device (limits.device_bytes); wait for answers or run locally"
+            )
         self.inflight_requests += 1
         self.inflight_bytes += payload_bytes
+        self._device_requests[device] += 1
+        self._device_bytes[device] += payload_bytes
 
-    def leave(self, payload_bytes: int) -> None:
+    def leave(self, device: str, payload_bytes: int) -> None:
         """Count out what `enter` counted in."""
+        self._device_requests[device] -= 1
+        self._device_bytes[device] -= payload_bytes
+        if not self._device_requests[device]:
+            assert not self._device_bytes[device], "the last one left with other bytes than it entered with"
+            del self._device_requests[device], self._device_bytes[device]
         self.inflight_requests -= 1
         self.inflight_bytes -= payload_bytes
         assert self.inflight_requests >= 0, "left more often than entered"

@@ -36,6 +36,9 @@ class Limits(_Section, frozen=True, kw_only=True):
     inflight_bytes: _Bytes = 256 << 20
     """Bytes of requests being answered, over all devices; more are refused as overload. 256 MiB: some four hundred
     224 × 224 pictures as tensors."""
+    device_bytes: _Bytes = 64 << 20
+    """The same of one device, and the largest message it may send. 64 MiB: a hundred such pictures. A device that sends
+    without end, or several messages at once, holds a few times this."""
     connections: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 64
     """Connections open at once; more are closed at the door. A device holds one or two."""
 
@@ -52,6 +55,9 @@ class CompanionConfig(_Section, frozen=True, kw_only=True):
     """Where devices enrol; open only while one-time tokens live. null: never."""
     budget_bytes: _Bytes = 4 << 30
     """Bytes that opened segments may take in memory; beyond it the least used are closed. 4 GiB fits a small server."""
+    models_bytes: _Bytes = 16 << 30
+    """Bytes that models sent by devices may take on disk, in state_dir; beyond it those that no device uses are
+    removed, oldest first, and a model that still does not fit is refused. 16 GiB: some hundred ResNet-50."""
     http: HostPort | None = HostPort("127.0.0.1:8081")
     """Health and metrics; loopback, since callers are not authenticated. null: off."""
     limits: Limits = Limits()

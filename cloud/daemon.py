@@ -29,7 +29,7 @@ from split.runtime.segment import OrtEngine, usable_threads
 from split.runtime.store import SegmentStore
 from split.systemd import feed_watchdog, notify
 from split.transport.tls import listen
-from split.wire.limits import DEFAULT_LIMITS
+from split.wire.limits import MAX_MESSAGE_BYTES, MAX_METADATA_BYTES, Limits
 from split.wire.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, Hello
 
 log = logging.getLogger(__name__)
@@ -80,16 +80,19 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
     segments = Segments(config.cache_dir, ChildWorkbench(), prefer=opened.prefer, runtime=engine.name)
     stack.push_async_callback(segments.close)
     metrics = Metrics()
-    store = ModelStore(config.state_dir / "models", budget_bytes=config.budget_bytes)
+    store = ModelStore(config.state_dir / "models", budget_bytes=config.models_bytes)
     companion = Companion(
         store=store,
         segments=segments,
         executor=executor,
-        admission=Admission(Bounds(inflight_bytes=config.limits.inflight_bytes)),
+        admission=Admission(
+            Bounds(inflight_bytes=config.limits.inflight_bytes, device_bytes=config.limits.device_bytes)
+        ),
         metrics=metrics,
         decoded_bytes=config.limits.inflight_bytes,
     )
     reception = Reception(companion)
+    limits = Limits(max_message_bytes=min(config.limits.device_bytes + MAX_METADATA_BYTES, MAX_MESSAGE_BYTES))
 
     def hello() -> Hello:
         return Hello(
@@ -97,7 +100,7 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
             minor=PROTOCOL_MINOR,
             agent=f"isthmus-cloud {VERSION}",
             runtime=engine.name,
-            max_message_bytes=DEFAULT_LIMITS.max_message_bytes,
+            max_message_bytes=limits.max_message_bytes,
             codecs=CODECS,
             models=store.held(),
             image=image_fingerprint(),
@@ -119,6 +122,7 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
             make_hello=hello,
             on_channel=reception.receive,
             max_connections=config.limits.connections,
+            limits=limits,
         )
     except ChannelError as error:
         raise ConfigError(f"listen: {error}; stop what listens there, or choose another HOST:PORT") from error

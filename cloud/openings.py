@@ -281,13 +281,15 @@ class Openings:
         opened.expected_ms = statistics.median(run.run_ms for run in runs[1:] or runs)
         return runs[0].outputs
 
-    def _begin(self, work: Callable[[], Awaitable[None]], *, digest: str, cut: str = "") -> asyncio.Task[None]:
-        """Run one set-up step beside the requests; its failure becomes a Refused."""
+    def _begin(self, work: Callable[[], Awaitable[None]], *, digest: str, cut: str = "") -> asyncio.Task[None] | None:
+        """Run one set-up step beside the requests; its failure becomes a Refused. None when there are too many."""
+        if len(self._setups) >= MAX_SETUPS:
+            full = f"{MAX_SETUPS} models and cuts are being opened for this device; wait for them"
+            self._refuse(Overloaded(full), digest=digest, cut=cut)
+            return None
 
         async def guarded() -> None:
             try:
-                if len(self._setups) > MAX_SETUPS:
-                    raise Overloaded(f"{MAX_SETUPS} models and cuts are being opened for this device; wait for them")
                 await work()
             except Exception as error:
                 self._refuse(refusal_of(error), digest=digest, cut=cut)

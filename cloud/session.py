@@ -158,6 +158,7 @@ class Session:
                 raise ModelUnavailable(f"the companion takes nothing new: {self._leaving}")
             opened = self._find(infer)
             shared.admission.enter(
+                self._device,
                 size,
                 wait_ms=shared.executor.wait_ms(self._device),
                 budget_ms=(deadline_at_s - time.monotonic()) * 1000,
@@ -171,7 +172,7 @@ class Session:
         self._idle.clear()
 
         def left(_: asyncio.Task[None]) -> None:  # a callback: a task cancelled before its first step runs no `finally`
-            shared.admission.leave(size)
+            shared.admission.leave(self._device, size)
             shared.metrics.inflight_bytes.set(shared.admission.inflight_bytes)
             del self._requests[key]
             if not self._requests:

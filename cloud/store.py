@@ -221,7 +221,7 @@ class ModelStore:
             raise CompanionRefused(
                 "BUDGET_EXCEEDED",
                 f"the model has {wanted} bytes, the models in use {in_use}; together they are over the companion's "
-                f"budget_bytes of {self._budget_bytes}",
+                f"models_bytes of {self._budget_bytes}",
             )
         idle = sorted((path for path in claims if path.name not in used), key=lambda path: path.stat().st_mtime)
         free = shutil.disk_usage(self._folder).free + here

@@ -230,7 +230,7 @@ async def make_house(tmp_path: Path) -> AsyncIterator[MakeHouse]:
                 store=ModelStore(tmp_path / "state" / "models", budget_bytes=budget_bytes),
                 segments=made_segments,
                 executor=LocalExecutor(segments),
-                admission=Admission(Bounds(inflight_bytes=inflight_bytes)),
+                admission=Admission(Bounds(inflight_bytes=inflight_bytes, device_bytes=inflight_bytes)),
                 metrics=Metrics(),
                 decoded_bytes=inflight_bytes,
             ),

@@ -129,7 +129,7 @@ def offer_alone(size: int) -> tuple[str, str, tuple[tuple[str, int, str], ...]]:
 def test_room_is_reserved_with_the_offer_and_given_back_with_the_release(store):
     first, second = offer_alone(6_000), offer_alone(4_001)
     store.offer(*first)
-    with pytest.raises(CompanionRefused, match="budget_bytes") as refused:
+    with pytest.raises(CompanionRefused, match="models_bytes") as refused:
         store.offer(*second)
     assert refused.value.code == "BUDGET_EXCEEDED"
     store.offer(*offer_alone(4_000 - 1_000))

@@ -1,0 +1,69 @@
+"""What one device may have open at once, and that reaching it costs the rest nothing."""
+
+from __future__ import annotations
+
+import asyncio
+
+from split.wire.messages import ModelReady, Refused, Reply, SegmentOpen, SegmentReady
+
+OTHER = """
+<ir_version: 8, opset_import: ["" : 17]>
+other (float[2] x) => (float[2] y) { y = Sin (x) }
+"""
+
+
+async def test_a_device_opens_a_bounded_number_of_models_and_those_it_has_answer_on(
+    house, make_model, chain, feeds, monkeypatch
+):
+    monkeypatch.setattr("cloud.openings.MAX_MODELS", 1)
+    device = house.connect()
+    await device.bring(chain)
+    refused = await device.ask(make_model(OTHER).offer)
+    assert (type(refused), refused.code) == (Refused, "OVERLOADED")
+    device.channel.send(*chain.infer(feeds))
+    assert isinstance(await device.next(), Reply)
+    assert isinstance(await house.connect("camera-2").bring(make_model(OTHER)), ModelReady)
+
+
+async def test_a_device_opens_a_bounded_number_of_cuts_at_once(house, chain, monkeypatch):
+    monkeypatch.setattr("cloud.openings.MAX_SETUPS", 1)
+    device = house.connect()
+    await device.bring(chain)
+    go, rehearse = asyncio.Event(), house.companion.segments.rehearse
+
+    async def held(*arguments):
+        await go.wait()
+        await rehearse(*arguments)
+
+    monkeypatch.setattr(house.companion.segments, "rehearse", held)
+    cut = chain.card.cuts[0]
+    wanted = SegmentOpen(digest=chain.digest, cut=cut.id, node_bitmap=cut.node_bitmap)
+    device.channel.send(wanted)
+    refused = await device.ask(wanted)
+    assert (type(refused), refused.code, refused.cut) == (Refused, "OVERLOADED", cut.id)
+    go.set()
+    assert isinstance(await device.next(), SegmentReady)
+    assert isinstance(await device.ask(wanted), SegmentReady)
+
+
+async def test_one_device_that_floods_leaves_room_for_another(make_house, chain, feeds):
+    house = make_house()
+    house.companion.admission._bounds = type(house.companion.admission._bounds)(
+        inflight_bytes=1 << 20, device_bytes=1 << 20, device_requests=3
+    )
+    greedy, modest = house.connect("camera-1"), house.connect("camera-2")
+    await greedy.bring(chain)
+    await modest.bring(chain)
+    segments = house.companion.executor._segments
+    release, get = asyncio.Event(), segments.get
+    loop = asyncio.get_running_loop()
+    segments.get = lambda path: (asyncio.run_coroutine_threadsafe(release.wait(), loop).result(30), get(path))[1]
+    for number in range(10):
+        greedy.channel.send(*chain.infer(feeds, request_id=f"{number}"))
+    for _ in range(7):
+        refused = await greedy.next()
+        assert (type(refused), refused.code) == (Refused, "OVERLOADED")
+    modest.channel.send(*chain.infer(feeds))
+    release.set()
+    assert isinstance(await modest.next(), Reply)
+    assert [type(await greedy.next()) for _ in range(3)] == [Reply] * 3
