@@ -38,7 +38,7 @@ def test_each_of_the_three_is_required(tmp_path: Path, key: str) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "sentence"),
     [
-        ("models: x\n", 4, "models: unknown key; known here are state_dir, cache_dir, identity, listen"),
+        ("weights: x\n", 4, "weights: unknown key; known here are state_dir, cache_dir, identity, listen"),
         ("listen: {http: 'a:1'}\n", 4, "listen: expected text, got a section"),
         ("listen: 7443\n", 4, "listen: expected text, got int"),
         ("listen: null\n", 4, "listen: expected text, got nothing"),
