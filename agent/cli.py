@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
-import logging
 import os
 import sys
 from pathlib import Path
@@ -82,10 +81,9 @@ def run(arguments: list[str]) -> int:
 def _agent(parsed: argparse.Namespace) -> int:
     from agent.config import load_config
     from agent.daemon import run as run_daemon
+    from agent.log_lines import log_to_stderr
 
-    logging.basicConfig(
-        stream=sys.stderr, level=parsed.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    log_to_stderr(parsed.log_level)
     asyncio.run(run_daemon(load_config(parsed.config, os.environ)))
     return 0
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -24,15 +24,18 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 class Listen(_Section, frozen=True, kw_only=True):
     http: HostPort | None = HostPort("127.0.0.1:8080")
-    """Open Inference Protocol over HTTP; loopback, since callers are not authenticated. Port 0: the system chooses."""
+    """Open Inference Protocol over HTTP. Callers are not authenticated: on another address than loopback, which the log
+    warns of, everybody who reaches it may ask. Port 0: the system chooses, the log names it."""
     unix: Path | None = None
     """The same on a UNIX socket; off by default, its folder decides who may call."""
     grpc: HostPort | None = None
-    """The same over gRPC (extra `grpc`); off by default."""
+    """The same over gRPC: not in this version, a value is refused."""
 
     def __post_init__(self) -> None:
-        if self.http is None and self.unix is None and self.grpc is None:
-            raise ValueError("at least one of http, unix and grpc must be set, or nobody can ask anything")
+        if self.grpc is not None:
+            raise ValueError("grpc is not in this version; set it to null or leave it out, and use http or unix")
+        if self.http is None and self.unix is None:
+            raise ValueError("at least one of http and unix must be set, or nobody can ask anything")
 
 
 class IdentityFiles(_Section, frozen=True, kw_only=True):
@@ -44,19 +47,6 @@ class IdentityFiles(_Section, frozen=True, kw_only=True):
     """Its private key."""
     ca: Path
     """The authority that the companion's certificate must come from."""
-
-
-class Mqtt(_Section, frozen=True, kw_only=True):
-    host: str
-    """Broker's name or address."""
-    port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 8883
-    """The registered port of MQTT over TLS."""
-    tls: bool = True
-    """Commands move work around: they are not taken over plain text unless asked for."""
-    root: str = "isthmus/v1"
-    """Topic prefix."""
-    device: str = ""
-    """Name in the topics; empty: the host's name."""
 
 
 class Limits(_Section, frozen=True, kw_only=True):
@@ -108,8 +98,8 @@ class AgentConfig(_Section, frozen=True, kw_only=True):
     """Tried in this order; empty: everything runs here."""
     identity: IdentityFiles | None = None
     """Required where companions are set."""
-    mqtt: Mqtt | None = None
-    """Off by default."""
+    mqtt: Any = None
+    """Commands over MQTT: not in this version, a value is refused."""
     limits: Limits = Limits()
     budget_bytes: _Bytes = 1 << 30
     """Bytes that opened segments may take in memory; beyond it the least used are closed. 1 GiB fits a 2 GB board."""
@@ -119,6 +109,8 @@ class AgentConfig(_Section, frozen=True, kw_only=True):
     emulation: Emulation = Emulation()
 
     def __post_init__(self) -> None:
+        if self.mqtt is not None:
+            raise ValueError("mqtt is not in this version; set it to null or leave it out")
         if self.companions and self.identity is None:
             raise ValueError("identity (cert, key, ca) is required where companions are set; see isthmus-cloud issue")
         for companion in self.companions:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
+from pathlib import Path
 
 from agent.compute import Compute
 from agent.config import AgentConfig
 from agent.dialler import DIAL_TIMEOUT_S
-from agent.fingerprint import Fingerprint, take_fingerprint
+from agent.fingerprint import take_fingerprint
 from agent.golden import Golden
 from agent.health import Health
 from agent.http_api import HttpApi
@@ -67,27 +69,19 @@ class Daemon:
         await self._stack.aclose()
 
     async def _start(self) -> None:
+        """Start everything, each part after those it needs; the stack stops them, last first."""
         config = self._config
-        for folder in (config.state_dir, config.cache_dir):
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ConfigError(
-                    f"the folder {folder} cannot be made ({error.strerror}); see state_dir, cache_dir"
-                ) from error
+        _require_writable("state_dir", config.state_dir)
+        _require_writable("cache_dir", config.cache_dir)
         if not config.models.is_dir():
             raise ConfigError(f"models: {config.models} is no folder; make it, or point `models` at your repository")
         if config.companions and (warning := require_identity(self._identity(), "device")):
             log.warning("%s", warning)
-        threads = usable_threads()
-        fingerprint: Fingerprint = await asyncio.to_thread(take_fingerprint)
+        fingerprint = await asyncio.to_thread(take_fingerprint)
         compute = Compute(config.emulation.slowdown)
         self._stack.callback(compute.close)
-        store = SegmentStore(self._engine, threads=threads, budget_bytes=config.budget_bytes)
-        self._stack.callback(store.close)
-        golden = Golden(compute)
+        golden, journal = Golden(compute), Journal()
         planner = Planner(slowdown=config.emulation.slowdown, probe_bytes_per_hour=config.link.probe_bytes_per_hour)
-        journal = Journal()
         uplink = Uplink(
             companions=[str(address) for address in config.companions],
             dial=self._dial,
@@ -95,40 +89,10 @@ class Daemon:
             golden=golden,
             backoff=Backoff(),
         )
-
-        def model_ready(model: ServedModel) -> None:
-            assert model.profile is not None
-            planner.add_model(model.name, model.card, model.profile, model.contract)
-            uplink.serve_model(model)
-
-        def model_gone(model: ServedModel) -> None:
-            planner.remove_model(model.name)
-            uplink.drop_model(model)
-
-        repository = Repository(
-            folder=config.models,
-            cache_dir=config.cache_dir,
-            store=store,
-            timeout_s=config.workbench.timeout_s,
-            memory_bytes=config.workbench.memory_bytes,
-            warm_up=golden.warm_up,
-            runtime=self._engine.name,
-            machine=fingerprint.digest,
-            on_ready=model_ready,
-            on_gone=model_gone,
-        )
+        repository = self._repository(planner, uplink, golden, machine=fingerprint.digest)
         lateness = Lateness(queue_ms=lambda: compute.queue_ms)
         compute.on_load = lateness.make_room
         health = Health(compute)
-        metrics = Metrics(
-            journal,
-            version=VERSION,
-            gauges={
-                "isthmus_queue_seconds": ("Expected wait for the worker.", lambda: compute.queue_ms / 1000),
-                "isthmus_remote_inflight": ("Requests that wait for the companion.", lambda: uplink.inflight),
-                "isthmus_companion_connects": ("Connections made to companions.", lambda: uplink.connects),
-            },
-        )
         self.service = DaemonService(
             intake=Intake(
                 default_deadline_ms=config.limits.default_deadline_ms, inflight_bytes=config.limits.inflight_bytes
@@ -139,7 +103,7 @@ class Daemon:
             planner=planner,
             uplink=uplink,
             compute=compute,
-            metrics=metrics,
+            metrics=_metrics(journal, compute, uplink),
             health=health,
             fingerprint=fingerprint,
         )
@@ -147,6 +111,40 @@ class Daemon:
         self._stack.push_async_callback(repository.close)
         uplink.start()
         self._stack.push_async_callback(uplink.close)
+        await self._open_doors()
+        watchdog = asyncio.create_task(feed_watchdog(health.live), name="watchdog")
+        self._stack.callback(watchdog.cancel)
+
+    def _repository(self, planner: Planner, uplink: Uplink, golden: Golden, *, machine: str) -> Repository:
+        """The models, which tell planner and uplink when they come and go."""
+        config = self._config
+        store = SegmentStore(self._engine, threads=usable_threads(), budget_bytes=config.budget_bytes)
+        self._stack.callback(store.close)
+
+        def ready(model: ServedModel) -> None:
+            assert model.profile is not None
+            planner.add_model(model.name, model.card, model.profile, model.contract)
+            uplink.serve_model(model)
+
+        def gone(model: ServedModel) -> None:
+            planner.remove_model(model.name)
+            uplink.drop_model(model)
+
+        return Repository(
+            folder=config.models,
+            cache_dir=config.cache_dir,
+            store=store,
+            timeout_s=config.workbench.timeout_s,
+            memory_bytes=config.workbench.memory_bytes,
+            warm_up=golden.warm_up,
+            runtime=self._engine.name,
+            machine=machine,
+            on_ready=ready,
+            on_gone=gone,
+        )
+
+    async def _open_doors(self) -> None:
+        config = self._config
         self.http = HttpApi(
             self.service,
             max_body_bytes=min(MAX_BODY_BYTES, config.limits.inflight_bytes),
@@ -154,8 +152,7 @@ class Daemon:
         )
         await self.http.start(config.listen.http, config.listen.unix)
         self._stack.push_async_callback(self.http.stop)
-        watchdog = asyncio.create_task(feed_watchdog(health.live), name="watchdog")
-        self._stack.callback(watchdog.cancel)
+        log.info("serving on %s", " and ".join(self.http.places))
 
     def _identity(self) -> Identity:
         paths = self._config.identity
@@ -187,11 +184,31 @@ async def run(config: AgentConfig) -> None:
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    async with Daemon(config) as daemon:
-        places = [f"http://{config.listen.http}" if config.listen.http else "", str(config.listen.unix or "")]
-        log.info("serving on %s", " and ".join(place for place in places if place))
+    async with Daemon(config):
         notify(f"READY=1\nSTATUS=serving {config.models}")
         await stop.wait()
         notify("STOPPING=1")
         log.info("stopping")
-        del daemon
+
+
+def _metrics(journal: Journal, compute: Compute, uplink: Uplink) -> Metrics:
+    return Metrics(
+        journal,
+        version=VERSION,
+        gauges={
+            "isthmus_queue_seconds": ("Expected wait for the worker.", lambda: compute.queue_ms / 1000),
+            "isthmus_remote_inflight": ("Requests that wait for the companion.", lambda: uplink.inflight),
+            "isthmus_companion_connects": ("Connections made to companions.", lambda: uplink.connects),
+        },
+    )
+
+
+def _require_writable(key: str, folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{key}: {folder} cannot be made ({error.strerror}); choose a folder of this user's"
+        ) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"{key}: {folder} may not be written by this user; choose another folder, or its owner")

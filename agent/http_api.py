@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, Protocol
+from urllib.parse import quote
 
 import msgspec
 from aiohttp import web
@@ -19,7 +20,8 @@ from aiohttp import web
 from agent.http_body import BodyBudget, BodyShare, body_encoding, pack, read_body, unpack, wanted_encoding
 from agent.http_connection import LimitedServer, json_answer
 from agent.http_guard import Guard, HttpRefusal
-from agent.http_listen import UnixListener, open_tcp, open_unix, parse_address
+from agent.http_listen import UnixListener, open_tcp, open_unix, parse_address, warn_if_open
+from agent.log_lines import printable
 from agent.version import VERSION
 from split.errors import InvalidRequest, IsthmusError, TooLarge, UnknownModel, UnsupportedRequest
 from split.ids import MODEL_NAME, MODEL_NAME_IN_WORDS
@@ -121,11 +123,17 @@ class HttpApi:
         self._unpacking = asyncio.Semaphore(1)
         self._unix: UnixListener | None = None
         self._ports: tuple[int, ...] = ()
+        self._places: tuple[str, ...] = ()
 
     @property
     def ports(self) -> tuple[int, ...]:
         """TCP ports listened on; empty before `start` and without `http`."""
         return self._ports
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Where it listens, as a caller writes it after `--url`; empty before `start`."""
+        return self._places
 
     async def start(self, http: str | None, unix: Path | None) -> None:
         """Listen on `HOST:PORT` and/or a UNIX socket. ConfigError when one cannot be opened; nothing is open then."""
@@ -134,10 +142,13 @@ class HttpApi:
                 host, port = parse_address(http)
                 opened = open_tcp(host, port)
                 self._ports = tuple(sorted({bound.getsockname()[1] for bound in opened}))
+                self._places = tuple(f"http://{f'[{host}]' if ':' in host else host}:{port}" for port in self._ports)
+                warn_if_open(opened)
                 guard = Guard((host, *self._hosts))
                 await self._serve(guard, opened)
             if unix is not None:
                 self._unix = open_unix(unix)
+                self._places += (f"unix://{quote(str(unix))}",)
                 await self._serve(None, [self._unix.socket])
         except BaseException:
             await self.stop()
@@ -147,7 +158,7 @@ class HttpApi:
         """Accept nothing more, let requests in flight end (within the drain time), close. May be called twice."""
         runners, self._runners = self._runners, []
         await asyncio.gather(*(runner.cleanup() for runner in runners))
-        self._ports = ()
+        self._ports = self._places = ()
         unix, self._unix = self._unix, None
         if unix is not None:
             unix.remove()
@@ -184,7 +195,7 @@ class HttpApi:
             gone = request.transport is None or request.transport.is_closing()
             if gone and isinstance(error, ConnectionError):
                 raise
-            log.exception("%s %s failed", request.method, request.path)
+            log.exception("%s failed", printable(f"{request.method} {request.path}"))
             return json_answer({"error": "internal error; the daemon's log says more"}, 500)
 
     async def _route(self, request: web.BaseRequest, received_at_s: float) -> web.StreamResponse:

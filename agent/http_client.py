@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import http.client
+import os
 import socket
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 import msgspec
 
@@ -44,38 +45,38 @@ class DaemonClient:
         """`url`: `http://HOST:PORT` or `unix:///PATH`; InvalidRequest for anything else."""
         self._url = url
         try:
-            parts = urlsplit(url)
-            host, port = parts.hostname, parts.port
-        except ValueError:
-            parts, host, port = urlsplit(""), None, None
-        self._host, self._port = host or "localhost", port or 80
-        self._unix = unquote(parts.path) if parts.scheme == "unix" else None
-        if not (self._unix if parts.scheme == "unix" else parts.scheme == "http" and host and parts.path in ("", "/")):
-            raise InvalidRequest(f"--url must be http://HOST:PORT or unix:///PATH, got {url!r}")
+            self._unix, self._host, self._port = _parse(url)
+            self._connection()
+        except (ValueError, http.client.InvalidURL):
+            raise InvalidRequest(f"--url must be http://HOST:PORT or unix:///PATH, got {url!r}") from None
 
-    def get(self, path: str) -> Any:
-        """The JSON at `path`."""
+    def get(self, path: str) -> dict[str, Any]:
+        """The JSON object at `path`."""
         return self._json("GET", path)
 
     def describe(self, model: str) -> dict[str, Any]:
         """Metadata, contract and schemas of a model (its `OPTIONS`)."""
-        described: dict[str, Any] = self._json("OPTIONS", f"/v2/models/{quote(model, safe='')}")
-        return described
+        return self._json("OPTIONS", f"/v2/models/{_quoted(model)}")
 
     def infer(self, model: str, inputs: Mapping[str, Array], parameters: Mapping[str, Scalar]) -> OipResponse:
         """One inference, binary both ways."""
         length, buffers = build_request(inputs, parameters)
         headers = {HEADER_LENGTH: str(length), "Content-Type": "application/octet-stream"}
-        answered, body = self._send("POST", f"/v2/models/{quote(model, safe='')}/infer", b"".join(buffers), headers)
+        answered, body = self._send("POST", f"/v2/models/{_quoted(model)}/infer", b"".join(buffers), headers)
         json_length = answered.get(HEADER_LENGTH)
+        if json_length is not None and not (json_length.isascii() and json_length.isdigit()):
+            raise self._stranger()
         return parse_response(body, None if json_length is None else int(json_length))
 
-    def _json(self, method: str, path: str) -> Any:
+    def _json(self, method: str, path: str) -> dict[str, Any]:
         _, body = self._send(method, path, None, {})
         try:
-            return msgspec.json.decode(body)
-        except msgspec.MsgspecError:
-            raise RemoteProtocolError(f"what answers at {self._url} is no Isthmus daemon; check --url") from None
+            return msgspec.json.decode(body, type=dict[str, Any])
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            raise self._stranger() from None
+
+    def _stranger(self) -> RemoteProtocolError:
+        return RemoteProtocolError(f"what answers at {self._url} is no Isthmus daemon; check --url")
 
     def _send(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
@@ -110,6 +111,25 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(TIMEOUT_S)
         self.sock.connect(self._path)
+
+
+def _parse(url: str) -> tuple[str | None, str, int]:
+    """(socket file or None, host, port); ValueError for what is no address of a daemon."""
+    parts = urlsplit(url)
+    if not url.isprintable() or parts.query or parts.fragment or "@" in parts.netloc:
+        raise ValueError
+    match parts.scheme:
+        case "unix" if not parts.netloc and parts.path and "%00" not in parts.path:
+            return os.fsdecode(unquote_to_bytes(parts.path)), "localhost", 80
+        case "http" if parts.hostname and parts.path in ("", "/") and parts.port != 0:
+            parts.hostname.encode("idna")  # as the resolver will, which gives no such clear answer
+            return None, parts.hostname, parts.port or 80
+        case _:
+            raise ValueError
+
+
+def _quoted(name: str) -> str:
+    return quote(os.fsencode(name), safe="")
 
 
 def _sentence(content: bytes) -> str:

@@ -14,10 +14,14 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
+from agent.log_lines import printable
+
 log = logging.getLogger(__name__)
 
 KEEPALIVE_S: Final = 75.0
 """An idle connection is closed after this; a little more than the 60 s after which common clients drop theirs."""
+LOGGED_MAX: Final = 200
+"""Characters of a caller's that go into one line of the log."""
 READ_BUFFER_BYTES: Final = 512 << 10
 """Per connection: large enough that a tensor of 600 KB arrives without pausing the socket again and again."""
 
@@ -105,7 +109,7 @@ class _Connection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """What never became a request (aiohttp refused its bytes): a sentence instead of aiohttp's page."""
-        log.info("bytes that are no HTTP request: %s", exc)
+        log.info("bytes that are no HTTP request: %s", printable(str(exc)[:LOGGED_MAX]))
         response = json_answer({"error": f"the bytes are no HTTP/1.1 request ({HTTPStatus(status).phrase})"}, status)
         response.force_close()
         return response

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
+import logging
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from split.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 SOCKET_MODE: Final = 0o660
 """Owner and group: who may ask the daemon is who is in its group."""
@@ -60,6 +65,14 @@ def open_tcp(host: str, port: int) -> list[socket.socket]:
     assert failure is not None, found
     why = _WHY.get(failure.errno or 0, f"cannot be opened ({failure.strerror}); check listen.http")
     raise ConfigError(f"{host}:{port} {why}") from failure
+
+
+def warn_if_open(opened: Sequence[socket.socket]) -> None:
+    """Say in the log when others than this host's programs can ask: nobody is authenticated here."""
+    places = [bound.getsockname()[:2] for bound in opened]
+    if any(not ipaddress.ip_address(host.partition("%")[0]).is_loopback for host, _ in places):
+        shown = ", ".join(f"{host} port {port}" for host, port in places)
+        log.warning("listen.http: %s is open to others, who are not authenticated; 127.0.0.1 is for this host", shown)
 
 
 def _listen(bound: socket.socket, address: Any) -> socket.socket:

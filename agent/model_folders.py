@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from agent.log_lines import printable
 from split.errors import ConfigError
 from split.ids import MODEL_NAME, MODEL_NAME_IN_WORDS, ModelName
 
@@ -44,7 +45,7 @@ def find_models(folder: Path) -> dict[ModelName, ModelFolder]:
         except OSError as error:
             model = ModelFolder(version="", path=place, why_not=f"{place} cannot be read ({error.strerror})")
         if model is not None:
-            found[ModelName(_printable(place.name))] = model
+            found[ModelName(_shown(place.name))] = model
     return found
 
 
@@ -63,9 +64,9 @@ def _look_into(place: Path) -> ModelFolder | None:
     return ModelFolder(version=newest.name, path=newest / "model.onnx", why_not=why_not)
 
 
-def _printable(name: str) -> str:
+def _shown(name: str) -> str:
     """Itself, where it is a name; with escapes for what cannot be shown, and cut short, otherwise."""
     if MODEL_NAME.fullmatch(name):
         return name
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in name)
+    shown = printable(name)
     return shown if len(shown) <= _LONGEST_SHOWN else f"{shown[:_LONGEST_SHOWN]}…"

@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Prove the cuts in a child process and print the verdicts; 1 when one differs by more than allowed."""
     path = model_path(arguments)
     with tempfile.TemporaryDirectory(prefix="isthmus-") as folder:
         out = Path(folder) / "check.json"

@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """List the cuts (a child process finds them), draw them where asked; always 0."""
     path = model_path(arguments)
     with tempfile.TemporaryDirectory(prefix="isthmus-") as folder:
         out = Path(folder) / "cuts.json"
@@ -118,4 +119,6 @@ def _plot(found: dict[str, Any], path: Path, out: Path) -> None:
     try:
         draw(found, f"{_title(path)}: what travels where it is cut", levels, note, out)
     except OSError as error:
-        raise InvalidRequest(f"the plot cannot be written to {out}: {error.strerror or error}") from None
+        raise InvalidRequest(f"--plot: {out} cannot be written ({error.strerror or error})") from None
+    except ValueError as error:
+        raise InvalidRequest(f"--plot: {out} is no name for a picture, take one in .png ({error})") from None

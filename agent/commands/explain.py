@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
-from agent.http_client import DEFAULT_URL, DaemonClient
+from agent.commands.options import add_url_argument
+from agent.http_client import DaemonClient
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("request_id", metavar="REQUEST_ID", help="isthmus.request_id of an answer")
-    parser.add_argument("--url", default=DEFAULT_URL, help="http://HOST:PORT or unix:///PATH (default: %(default)s)")
+    add_url_argument(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    explained = DaemonClient(args.url).get(f"/v2/isthmus/explain/{quote(args.request_id, safe='')}")
+    """Ask the daemon about one request and print what it remembers; always 0."""
+    request_id = quote(os.fsencode(args.request_id), safe="")
+    explained = DaemonClient(args.url).get(f"/v2/isthmus/explain/{request_id}")
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(explained), indent=2).decode())
     else:

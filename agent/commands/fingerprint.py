@@ -15,6 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Look at this device, measure it for a second, print both; always 0."""
     fingerprint = take_fingerprint()
     if args.json:
         shown = msgspec.to_builtins(fingerprint) | {"digest": fingerprint.digest}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import time
-import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -12,11 +11,13 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from agent.http_client import DEFAULT_URL, DaemonClient
+from agent.commands.options import add_url_argument, positive
+from agent.http_client import DaemonClient
 from split.errors import InvalidRequest
 from split.oip.infer import OipResponse, Scalar
 from split.oip.options import CODECS, MODES
 from split.tensor import Array, Tensors, dtype_name
+from split.workbench.inputs import read_inputs
 
 TOP: Final = 5
 
@@ -26,15 +27,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "input", metavar="INPUT", type=Path, help="a picture (JPEG, PNG) or a .npz with the inputs by name"
     )
-    parser.add_argument("--url", default=DEFAULT_URL, help="http://HOST:PORT or unix:///PATH (default: %(default)s)")
+    add_url_argument(parser)
     parser.add_argument("--mode", choices=MODES, default="auto", help="force a placement (default: the daemon chooses)")
     parser.add_argument("--cut", metavar="ID", help="force a cut, see `isthmus cuts`")
     parser.add_argument("--codec", choices=CODECS, help="force how tensors travel")
-    parser.add_argument("--deadline-ms", type=float, metavar="MS", help="answer within so many milliseconds")
+    parser.add_argument("--deadline-ms", type=positive, metavar="MS", help="answer within so many milliseconds")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
+    """Send one request and print outputs, plan and timings; always 0."""
     client = DaemonClient(args.url)
     described = client.describe(args.model)
     inputs = _read_input(args.input, described)
@@ -63,12 +65,8 @@ def _read_input(path: Path, described: Mapping[str, Any]) -> Tensors:
         data = path.read_bytes()
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be read ({error.strerror}); INPUT is a picture or a .npz file") from None
-    if zipfile.is_zipfile(path):
-        try:
-            with np.load(path, allow_pickle=False) as archive:
-                return {name: archive[name] for name in archive.files}
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-            raise InvalidRequest(f"{path} is no .npz of plain arrays ({error})") from None
+    if path.suffix == ".npz" or data.startswith(b"PK"):
+        return read_inputs(path) or {}
     inputs = described.get("contract", {}).get("data", {}).get("inputs", ())
     pictures = [tensor["name"] for tensor in inputs if tensor.get("encoded")]
     if len(pictures) != 1:

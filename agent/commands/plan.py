@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from agent.commands.model_argument import add_inputs_argument, add_model_argument, model_path
+from agent.commands.options import positive, save_plot
 from agent.commands.profile import add_cache_argument, cache_folder, profiled, progress_bar
 from split.errors import InvalidRequest, UnsupportedRequest
 from split.graph.card import ModelCard
@@ -39,14 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     add_inputs_argument(parser)
     add_cache_argument(parser)
-    parser.add_argument("--rtt-ms", type=_positive, default=RTT_MS, help=f"round trip (default {RTT_MS:g})")
+    parser.add_argument("--rtt-ms", type=positive, default=RTT_MS, help=f"round trip (default {RTT_MS:g})")
     parser.add_argument(
-        "--rate-mbit", type=_positive, default=RATE_MBIT_S, help=f"rate both ways, Mbit/s (default {RATE_MBIT_S:g})"
+        "--rate-mbit", type=positive, default=RATE_MBIT_S, help=f"rate both ways, Mbit/s (default {RATE_MBIT_S:g})"
     )
     speed = parser.add_mutually_exclusive_group()
     speed.add_argument("--device", metavar="NAME", help="another device, by its data sheet (profiles/devices)")
-    speed.add_argument("--slowdown", type=_positive, default=1.0, help="the device computes so many times slower")
-    parser.add_argument("--cloud-speedup", type=_positive, default=1.0, help="companion / this machine (default 1)")
+    speed.add_argument("--slowdown", type=positive, default=1.0, help="the device computes so many times slower")
+    parser.add_argument("--cloud-speedup", type=positive, default=1.0, help="companion / this machine (default 1)")
     parser.add_argument(
         "--encoded-bytes",
         type=int,
@@ -58,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Measure the model if need be, decide for the given link, print all plans; always 0."""
     path = model_path(arguments)
     with progress_bar("plan") as on_progress:
         card, profile = profiled(path, cache_folder(arguments), inputs=arguments.inputs, on_progress=on_progress)
@@ -80,13 +82,6 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(_text(decision.chosen, others, reason, arguments))
     return 0
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0.0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text}")
-    return value
 
 
 # -- what is known --------------------------------------------------------------------------------------------------
@@ -245,4 +240,4 @@ def _plot(plans: list[PlanEstimate], title: str, path: Path) -> None:
         left += width
     axes.set(xlabel="predicted ms", title=title)
     axes.legend()
-    figure.savefig(path)
+    save_plot(figure, path)

@@ -42,6 +42,7 @@ def add_cache_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Measure the model anew in a child process and print the numbers; always 0."""
     path = model_path(arguments)
     with progress_bar("profile") as on_progress:
         card, profile = profiled(

@@ -8,15 +8,17 @@ from typing import Any
 
 import msgspec
 
-from agent.http_client import DEFAULT_URL, DaemonClient
+from agent.commands.options import add_url_argument
+from agent.http_client import DaemonClient
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default=DEFAULT_URL, help="http://HOST:PORT or unix:///PATH (default: %(default)s)")
+    add_url_argument(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
+    """Ask the daemon how it is and print it; always 0."""
     status = DaemonClient(args.url).get("/v2/isthmus/status")
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(status), indent=2).decode())

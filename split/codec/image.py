@@ -15,7 +15,7 @@ import io
 from typing import Final
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from split.errors import InvalidRequest, TooLarge, UnsupportedRequest
 from split.profiles.image_spec import ImageSpec
@@ -52,9 +52,8 @@ def prepare_image(data: bytes, spec: ImageSpec) -> Array:
         raise TooLarge(f"the picture has too many pixels; at most {PIXELS_MAX} are allowed") from error
     except Exception as error:  # Pillow's parsers raise nearly anything on damaged bytes
         formats = ", ".join(FORMATS)
-        raise InvalidRequest(
-            f"the {len(data)} bytes are no picture ({formats}) that can be decoded: {error}"
-        ) from error
+        why = "" if isinstance(error, UnidentifiedImageError) else f": {error}"  # its text names a Python object
+        raise InvalidRequest(f"the {len(data)} bytes are no picture ({formats}) that can be decoded{why}") from error
     pixels = np.asarray(_crop(_resize(picture, spec.resize), spec.crop), dtype=np.float32)
     pixels = pixels.reshape(spec.crop, spec.crop, spec.channels)
     values = (pixels - np.array(spec.mean, np.float32)) / np.array(spec.std, np.float32)

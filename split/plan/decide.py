@@ -157,13 +157,32 @@ def _wished(table: PlanTable, facts: RequestFacts) -> Flags:
         ]
     )
     if not wish.any():
-        raise InvalidRequest(f"{_wish_text(facts)} was asked for, but no such plan was measured; run isthmus profile")
+        raise InvalidRequest(f"{_wish_text(facts)} was asked for, but {_why_no_plan(table, facts, mode)}")
     if not _possible(table, facts, wish):
         why = _never(table, facts, int(wish.argmax()))
         raise InvalidRequest(f"{_wish_text(facts)} was asked for, but {why}")
     if mode is None:
         wish[LOCAL_ROW] = True
     return wish
+
+
+def _why_no_plan(table: PlanTable, facts: RequestFacts, mode: Placement | None) -> str:
+    """Why no plan of the table is of this kind, and what to do."""
+    if mode is Placement.SPLIT and not table.cuts:
+        return f"the model cannot be cut ({table.no_cuts_reason or 'it has no cut'}); ask for local or offload"
+    if facts.codec == "encoded":
+        if mode is Placement.SPLIT:
+            return "only whole inputs travel encoded, as they came; ask for mode offload"
+        return "the model's contract has no input that comes encoded (data.inputs.encoded); send tensors, as raw"
+    of_kind = [plan for plan in table.plans if plan.placement is mode and facts.cut in (None, plan.cut)]
+    if mode is Placement.SPLIT and not of_kind:
+        which = "that cut was" if facts.cut is not None else f"all {len(table.cuts)} cuts of the model were"
+        return (
+            f"{which} left out when this device measured the model: the halves do not open here, or do not give what "
+            "the whole gives; isthmus check shows which and how far they are off"
+        )
+    codecs = dict.fromkeys(plan.codec for plan in (of_kind or table.plans) if plan.codec not in (None, "encoded"))
+    return f"it would save no byte there and was not measured; there are {', '.join(map(str, codecs)) or 'no codecs'}"
 
 
 def _possible(table: PlanTable, facts: RequestFacts, wish: Flags) -> list[int]:

@@ -80,6 +80,8 @@ class PlanTable:
     """Whether the contract wants an answer of the device where the companion fails."""
     cuts: frozenset[CutId]
     """Every cut of the card, measured or not."""
+    no_cuts_reason: str = ""
+    """Why there is none."""
 
     @property
     def whole_ms(self) -> float:
@@ -174,6 +176,7 @@ class PlanTable:
             reply_ms_per_byte=reply_ms_per_byte,
             input_bytes=_scaling_bytes(card, profile),
             cuts=frozenset(cut.id for cut in card.cuts),
+            no_cuts_reason=card.no_cuts_reason,
         )
 
 

@@ -91,7 +91,7 @@ def _parse(text: bytes | str, source: str, at: _Path, origins: dict[_Path, str])
     except RecursionError as error:
         raise ConfigError(f"{source}: is nested too deeply") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or number that cannot be
-        raise ConfigError(f"{source}: is not YAML: {error}") from error
+        raise ConfigError(f"{source}: is not YAML: {' '.join(str(error).split())}") from error
 
 
 class _Builder:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
 from split.errors import InvalidRequest
 from split.tensor import Tensors, dtype_name
+
+_DAMAGED: Final = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError, MemoryError)
+"""What zipfile and numpy raise on archives that are damaged, encrypted or claim to be larger than memory."""
 
 
 def read_inputs(path: Path | None) -> Tensors | None:
@@ -27,10 +32,14 @@ def read_inputs(path: Path | None) -> Tensors | None:
             stream.seek(0)
             with np.load(stream, allow_pickle=False) as archive:
                 tensors: Tensors = {name: archive[name] for name in archive.files}
+        if foreign := [name for name, array in tensors.items() if not isinstance(array, np.ndarray)]:
+            raise InvalidRequest(
+                f"{path} is no .npz file: {foreign[0]!r} in it is no array; expected one for each input"
+            )
     except FileNotFoundError:
         raise InvalidRequest(f"{path} is not there; expected an .npz file with the model's inputs") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise InvalidRequest(f"{path} is no .npz file of plain arrays: {error}") from error
+    except _DAMAGED as error:
+        raise InvalidRequest(f"{path} is no .npz file of plain arrays: {error or type(error).__name__}") from error
     for array in tensors.values():
         dtype_name(array.dtype)
     return tensors

@@ -349,6 +349,21 @@ async def test_metrics_are_prometheus_text(url: str) -> None:
         assert b"isthmus_requests" in await answer.read()
 
 
+async def test_hostile_bytes_make_one_line_of_the_log_each(api: HttpApi, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    requests = [
+        b"GET\x1b[31m / HTTP/1.1\r\n\r\n",
+        b"G\nERROR fake: root logged in\nET / HTTP/1.1\r\n\r\n",
+        b"\x00" * 300 + b"\r\n\r\n",
+    ]
+    for request in requests:
+        status, _ = await raw(api, request)
+        assert status == 400
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("agent")]
+    assert len(lines) == len(requests)
+    assert all(line.isprintable() and len(line) < 900 for line in lines), lines
+
+
 async def test_bytes_that_are_no_http_get_a_sentence(api: HttpApi) -> None:
     code, body = await raw(api, b"\x16\x03\x01\x02\x00\x01\r\n\r\n")
     assert code == 400
@@ -561,6 +576,21 @@ async def test_a_busy_port_is_a_sentence_that_names_it(service: Echo) -> None:
             await HttpApi(service).start(f"127.0.0.1:{port}", None)
 
 
+@pytest.mark.parametrize(
+    ("host", "shown", "warned"),
+    [("127.0.0.1", "127.0.0.1", False), ("localhost", "localhost", False), ("0.0.0.0", "0.0.0.0", True)],
+)
+async def test_it_says_where_it_listens_and_warns_when_others_may_ask(
+    service: Echo, caplog: pytest.LogCaptureFixture, host: str, shown: str, warned: bool
+) -> None:
+    api = HttpApi(service)
+    await api.start(f"{host}:0", None)
+    assert api.places == (f"http://{shown}:{api.ports[0]}",)
+    await api.stop()
+    assert api.places == ()
+    assert ("open to others, who are not authenticated" in caplog.text) is warned
+
+
 @pytest.mark.parametrize("address", ["8080", "localhost", ":80", "h:x", "h:70000", "::1:80", "h:-1"])
 async def test_an_address_that_is_none_is_refused(service: Echo, address: str) -> None:
     with pytest.raises(ConfigError, match="must be HOST:PORT"):
@@ -631,7 +661,7 @@ async def test_infer_sends_the_arrays_of_an_npz_by_their_names(command: Any, ser
 
 async def test_infer_does_not_unpickle(command: Any, tmp_path: Path) -> None:
     np.savez(tmp_path / "in.npz", x=np.array([{}], object))
-    with pytest.raises(InvalidRequest, match=r"no \.npz of plain arrays"):
+    with pytest.raises(InvalidRequest, match=r"no \.npz file of plain arrays"):
         await command(infer, "net", str(tmp_path / "in.npz"))
     with pytest.raises(InvalidRequest, match="cannot be read"):
         await command(infer, "net", str(tmp_path / "none.npz"))

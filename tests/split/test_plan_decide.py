@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -425,7 +426,9 @@ def test_a_forced_plan_is_respected(wish: dict[str, object], chosen: Plan) -> No
         ({"cut": CutId("cccccccccccc")}, "no cut"),
         ({"cut": LATE, "mode": Placement.OFFLOAD}, "a cut goes with mode split"),
         ({"mode": Placement.LOCAL, "codec": "raw"}, "nothing travels"),
-        ({"mode": Placement.OFFLOAD, "codec": "klt"}, "no such plan was measured"),
+        ({"mode": Placement.OFFLOAD, "codec": "klt"}, "would save no byte there .* there are raw, int8"),
+        ({"cut": LATE, "codec": "int8"}, "would save no byte there .* there are raw"),
+        ({"mode": Placement.SPLIT, "codec": "encoded"}, "only whole inputs travel encoded.* mode offload"),
         ({"mode": Placement.OFFLOAD, "codec": "int8"}, "over the contract's bound"),
         ({"codec": "encoded"}, "came as tensors"),
         ({"mode": Placement.OFFLOAD, "privacy": "no-raw-input"}, "no-raw-input"),
@@ -437,6 +440,23 @@ def test_a_forced_plan_that_may_never_run_is_refused_by_name(wish: dict[str, obj
     for state in (STATE, ALONE):
         with pytest.raises(InvalidRequest, match=says):
             decide(TABLE, state, force(**wish))
+
+
+def test_what_no_plan_of_a_model_can_do_is_said_with_its_cause() -> None:
+    dropped = PlanTable.build(CARD, msgspec.structs.replace(PROFILE, cuts=PROFILE.cuts[:1]), contract())
+    none_left = PlanTable.build(CARD, msgspec.structs.replace(PROFILE, cuts=()), contract())
+    whole = msgspec.structs.replace(CARD, cuts=(), no_cuts_reason="it is one node")
+    uncut = PlanTable.build(whole, msgspec.structs.replace(PROFILE, cuts=()), contract())
+    no_pictures = PlanTable.build(CARD, PROFILE, contract(inputs=(InputContract(name="x"), InputContract(name="mask"))))
+    wishes: list[tuple[PlanTable, dict[str, object], str]] = [
+        (dropped, {"cut": LATE}, "that cut was left out when .* isthmus check"),
+        (none_left, {"mode": Placement.SPLIT}, "all 2 cuts of the model were left out when .* isthmus check"),
+        (uncut, {"mode": Placement.SPLIT}, r"the model cannot be cut \(it is one node\); ask for local or offload"),
+        (no_pictures, {"codec": "encoded"}, r"contract has no input that comes encoded \(data\.inputs\.encoded\)"),
+    ]
+    for table, wish, says in wishes:
+        with pytest.raises(InvalidRequest, match=says):
+            decide(table, ALONE, force(**wish))
 
 
 def test_a_forced_remote_plan_falls_back_to_local_while_the_companion_is_missing() -> None:

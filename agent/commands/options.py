@@ -1,0 +1,47 @@
+"""Options that several tools have, checked while the command line is read: what is malformed is a mistake of usage."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import Any
+
+from agent.http_client import DEFAULT_URL, DaemonClient
+from split.errors import InvalidRequest
+
+
+def add_url_argument(parser: argparse.ArgumentParser) -> None:
+    """`--url`, which `DaemonClient` takes."""
+    parser.add_argument(
+        "--url", type=_url, default=DEFAULT_URL, help="http://HOST:PORT or unix:///PATH (default: %(default)s)"
+    )
+
+
+def positive(text: str) -> float:
+    """A finite number above 0; for argparse's `type`."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0.0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return value
+
+
+def save_plot(figure: Any, path: Path) -> None:
+    """Write a matplotlib figure; InvalidRequest when the file cannot be written or its ending is no picture's."""
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise InvalidRequest(f"--plot: {path} cannot be written ({error.strerror or error})") from None
+    except ValueError as error:
+        raise InvalidRequest(f"--plot: {path} is no name for a picture, take one in .png or .svg ({error})") from None
+
+
+def _url(text: str) -> str:
+    try:
+        DaemonClient(text)
+    except InvalidRequest as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
