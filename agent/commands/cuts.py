@@ -119,6 +119,4 @@ def _plot(found: dict[str, Any], path: Path, out: Path) -> None:
     try:
         draw(found, f"{_title(path)}: what travels where it is cut", levels, note, out)
     except OSError as error:
-        raise InvalidRequest(f"--plot: {out} cannot be written ({error.strerror or error})") from None
-    except ValueError as error:
-        raise InvalidRequest(f"--plot: {out} is no name for a picture, take one in .png ({error})") from None
+        raise InvalidRequest(f"the plot cannot be written to {out}: {error.strerror or error}") from None

@@ -34,7 +34,7 @@ def save_plot(figure: Any, path: Path) -> None:
     try:
         figure.savefig(path)
     except OSError as error:
-        raise InvalidRequest(f"--plot: {path} cannot be written ({error.strerror or error})") from None
+        raise InvalidRequest(f"the plot cannot be written to {path}: {error.strerror or error}") from None
     except ValueError as error:
         raise InvalidRequest(f"--plot: {path} is no name for a picture, take one in .png or .svg ({error})") from None
 

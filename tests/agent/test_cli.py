@@ -195,9 +195,13 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "model.onnx"
 
 
-@pytest.mark.parametrize("command", ["cuts", "plan"])
 @pytest.mark.parametrize(
-    ("place", "says"), [("/proc/nowhere/x.png", "cannot be written"), ("{tmp}/plot.xyz", "is no name for a picture")]
+    ("command", "place", "says"),
+    [
+        ("cuts", "/proc/nowhere/x.png", "cannot be written"),
+        ("plan", "/proc/nowhere/x.png", "cannot be written"),
+        ("plan", "{tmp}/plot.xyz", "is no name for a picture"),
+    ],
 )
 def test_a_plot_that_cannot_be_written_is_told(
     isthmus: Callable[..., Said], model: Path, tmp_path: Path, command: str, place: str, says: str
