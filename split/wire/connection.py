@@ -8,6 +8,7 @@ already has (`receive`); it takes frames to write from `next_frame`, one at a ti
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -29,6 +30,7 @@ from split.wire.limits import (
     DEFAULT_LIMITS,
     FRAME_HEADER_BYTES,
     KIB,
+    MAX_FRAME_BYTES,
     MAX_HELLO_BYTES,
     MAX_MESSAGE_BYTES,
     MAX_METADATA_BYTES,
@@ -66,6 +68,13 @@ class Received:
     payload: memoryview
 
 
+def _room(size: int) -> memoryview:
+    """A buffer that takes memory as bytes come, not as they are announced: a header is cheap to send."""
+    if size <= MAX_FRAME_BYTES:
+        return memoryview(bytearray(size))
+    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+
 class _Arriving:
     """A message under way to this side: metadata first, then the payload, each in a buffer of its exact size.
 
@@ -80,10 +89,8 @@ class _Arriving:
         self.priority = header.priority
         self.metadata_bytes = header.metadata_bytes
         self.payload_bytes = header.payload_bytes
-        self.metadata = memoryview(bytearray(header.metadata_bytes + FRAME_HEADER_BYTES))
-        self.payload = (
-            memoryview(bytearray(header.payload_bytes + FRAME_HEADER_BYTES)) if header.payload_bytes else _NOTHING
-        )
+        self.metadata = _room(header.metadata_bytes + FRAME_HEADER_BYTES)
+        self.payload = _room(header.payload_bytes + FRAME_HEADER_BYTES) if header.payload_bytes else _NOTHING
         self.filled = 0
 
     @property
@@ -289,7 +296,10 @@ class WireConnection:
                 f"messages may have {self.limits.max_message_bytes} bytes as the Hello says, one of {size} begins"
             )
         self._highest_number = header.number
-        arriving = self._arriving[header.priority] = _Arriving(header)
+        try:
+            arriving = self._arriving[header.priority] = _Arriving(header)
+        except (MemoryError, OSError) as error:
+            raise RemoteProtocolError(f"there is no memory here for a message of {size} bytes ({error})") from error
         return arriving
 
     def _advance(self, arriving: _Arriving, count: int, received: list[Received]) -> None:

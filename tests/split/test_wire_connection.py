@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -305,6 +306,22 @@ def test_a_peer_that_pings_and_never_reads_is_cut_off() -> None:
 
 
 # ---- bounds
+
+
+def test_what_is_only_announced_takes_no_memory() -> None:
+    """Resident set from /proc, so that the kernel says what is taken."""
+
+    def resident_bytes() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * mmap.PAGESIZE
+
+    _, right = pair(Limits())
+    before = resident_bytes()
+    for priority in range(1, 4):
+        body = bytes(1000)
+        right.receive(frame(1, 10 + priority, body, priority=priority, metadata=500, payload=200 * MIB))
+    assert right.failure is None
+    assert resident_bytes() - before < 50 * MIB
 
 
 def test_a_full_queue_says_overloaded_but_takes_control_messages() -> None:
