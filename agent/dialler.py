@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from split.errors import IdentityError, IsthmusError
+from split.errors import ConnectionLost, IdentityError, IsthmusError
 from split.transport.channel import Channel
 from split.transport.retry import CAP_S, IDENTITY_RETRY_S, Backoff
 
@@ -57,8 +57,10 @@ class Dialler:
         self._turn = 0
         """The address that the next round begins with."""
         self._identity_refused = False
-        self._ending: set[asyncio.Task[Any]] = set()
-        """Calls and connections that are not needed any more."""
+        self._late: set[asyncio.Task[Any]] = set()
+        """What may still open a connection that nobody needs any more. Not cancelled: asyncio's dialling loses a socket
+        at the wrong moment, and each ends by itself in `DIAL_TIMEOUT_S`."""
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def open(self) -> Opened:
         """A connection to whichever companion answers first, however long that takes."""
@@ -78,7 +80,9 @@ class Dialler:
 
     def hang_up(self, channel: Channel, why: str) -> None:
         """Close it, beside whatever comes next: closing towards a dead peer takes seconds."""
-        self._see_off(asyncio.create_task(channel.close(why), name="hang up"))
+        task = asyncio.create_task(channel.close(why), name="hang up")
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     def call_off(self, opening: asyncio.Task[Any]) -> None:
         """End a task that opens a connection: it is not needed any more."""
@@ -86,21 +90,24 @@ class Dialler:
         self._see_off(opening)
 
     async def close(self) -> None:
-        """Wait a bounded time until all is closed that is closing."""
+        """The daemon ends: no dial goes on, and a bounded wait until all is closed."""
+        for task in self._late:
+            task.cancel()
         try:
             async with asyncio.timeout(HANG_UP_S):
-                while self._ending:
-                    await asyncio.wait(self._ending)
+                while ending := self._late | self._closing:
+                    await asyncio.wait(ending)
         except TimeoutError:
-            for task in self._ending:
-                task.cancel()
+            for closing in self._closing:
+                closing.cancel()
 
     async def _round(self) -> Opened | None:
         """Every address once; None when none answers."""
         count = len(self._companions)
         addresses = [self._companions[(self._turn + n) % count] for n in range(count)]
+        over = asyncio.Event()
         calls = [
-            asyncio.create_task(self._call(address, after_s=n * SPREAD_S / count), name=f"dial {address}")
+            asyncio.create_task(self._call(address, n * SPREAD_S / count, over), name=f"dial {address}")
             for n, address in enumerate(addresses)
         ]
         pending = set(calls)
@@ -114,8 +121,8 @@ class Dialler:
                         self._identity_refused = False
                         return opened
         finally:
+            over.set()
             for call in calls:
-                call.cancel()
                 self._see_off(call)
         errors = [call.result() for call in calls]
         self._identity_refused = all(isinstance(error, IdentityError) for error in errors)
@@ -124,9 +131,11 @@ class Dialler:
         self._on_failure(why)
         return None
 
-    async def _call(self, address: str, *, after_s: float) -> Opened | Exception:
+    async def _call(self, address: str, after_s: float, over: asyncio.Event) -> Opened | Exception:
         """One address; whatever the failure, the next one or the next round may do."""
         await asyncio.sleep(after_s)
+        if over.is_set():
+            return ConnectionLost("another companion answered before this one was dialled")
         try:
             return Opened(address=address, channel=await self._dial(address))
         except Exception as error:
@@ -135,12 +144,12 @@ class Dialler:
             return error
 
     def _see_off(self, task: asyncio.Task[Any]) -> None:
-        """Remember a task until it has ended; a connection that it opened all the same is closed."""
+        """Nobody waits for this task any more; a connection that it opens all the same is closed."""
 
         def ended(_: asyncio.Task[Any]) -> None:
-            self._ending.discard(task)
+            self._late.discard(task)
             if not task.cancelled() and task.exception() is None and isinstance(opened := task.result(), Opened):
                 self.hang_up(opened.channel, "another connection is used")
 
-        self._ending.add(task)
+        self._late.add(task)
         task.add_done_callback(ended)

@@ -155,6 +155,10 @@ class Pair:
     def cut_link(self) -> None:
         self._command("cut rst")
 
+    def silence_link(self) -> None:
+        """Connections stay open and nothing passes, as when a mobile device drives through a tunnel."""
+        self._command("cut silent")
+
     def restore_link(self) -> None:
         self._command("restore")
 

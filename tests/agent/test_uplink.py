@@ -401,7 +401,7 @@ async def test_a_model_is_sent_in_pieces_that_the_companion_takes(tmp_path: Path
     world = World(tmp_path, on_offer=wants_all, max_message_bytes=1 << 16)
     async with running(world, model(tmp_path, file_bytes=300_000)):
         async with asyncio.timeout(30):
-            while not any(isinstance(message, ModelChunk) and message.last for message in world.seen):
+            while not any(isinstance(message, ModelChunk) and message.last for message in world.seen):  # noqa: ASYNC110
                 await asyncio.sleep(0)
     assert world.count(ModelChunk) == 5  # of at most 61,440 bytes
 

@@ -143,6 +143,17 @@ def test_a_link_that_is_cut_loses_no_request(remote: Pair, expected: np.ndarray,
     remote.restore_link()
 
 
+def test_a_link_that_falls_silent_loses_no_request_and_is_used_again(remote: Pair, expected: np.ndarray) -> None:
+    """Silent for longer than the device waits before it dials anew beside the old connection."""
+    answer = while_it_runs(remote, "split", 0.0, remote.silence_link)
+    assert_right(answer, expected)
+    for _ in range(8):
+        assert_right(ask(remote, "offload", deadline_ms=1500), expected)
+        threading.Event().wait(1.0)
+    remote.restore_link()
+    wait_until(lambda: remote_works(remote), timeout_s=10)
+
+
 def test_a_companion_killed_while_it_takes_the_model_over_is_no_reason_to_fail(
     pair: Pair, expected: np.ndarray
 ) -> None:
