@@ -6,9 +6,9 @@ Not the decision (planner) and not the work (serve). What passes here is trusted
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 from agent.repository import ServedModel
 from split.errors import InvalidRequest, Overloaded
@@ -74,6 +74,12 @@ class InferenceRequest:
     holding: Holding
     """Its bytes; whoever makes more of the request says so here."""
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.holding.release()
+
 
 def bytes_of(array: Array) -> int:
     """What a tensor's values occupy; of BYTES the elements themselves."""
@@ -108,7 +114,6 @@ class Intake:
         self._default_deadline_ms = default_deadline_ms
         self.room = Room(inflight_bytes)
 
-    @contextmanager
     def admit(
         self,
         model: ServedModel,
@@ -118,8 +123,8 @@ class Intake:
         *,
         received_at_s: float,
         now_s: float,
-    ) -> Iterator[InferenceRequest]:
-        """The request as the daemon serves it; its bytes (`Holding`) are held until the block ends.
+    ) -> InferenceRequest:
+        """The request as the daemon serves it, to be used in a `with` block: its bytes are held until that ends.
 
         Raises InvalidRequest for what does not fit the model, Overloaded when no room is left for its bytes.
         """
@@ -143,18 +148,14 @@ class Intake:
             input_bytes=0 if encoded else total,
             outputs=outputs or names,
         )
-        holding = Holding(self.room, total)
-        try:
-            yield InferenceRequest(
-                id=RequestId(secrets.token_hex(8)),
-                model=model,
-                inputs=inputs,
-                encoded=encoded,
-                outputs=facts.outputs,
-                facts=facts,
-                received_at_s=received_at_s,
-                deadline_at_s=deadline_at_s,
-                holding=holding,
-            )
-        finally:
-            holding.release()
+        return InferenceRequest(
+            id=RequestId(secrets.token_hex(8)),
+            model=model,
+            inputs=inputs,
+            encoded=encoded,
+            outputs=facts.outputs,
+            facts=facts,
+            received_at_s=received_at_s,
+            deadline_at_s=deadline_at_s,
+            holding=Holding(self.room, total),
+        )

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from statistics import median
-from types import MappingProxyType
 from typing import Any
 
 from agent.intake import InferenceRequest
@@ -35,11 +34,11 @@ class Entry:
     model: str
     deadline_ms: float
     decision: Decision
-    ran: str
-    fallback: str
-    stages_ms: Mapping[str, float]
     total_ms: float
-    error: str
+    ran: Plan | None = None
+    fallback: str = ""
+    stages_ms: Mapping[str, float] = field(default_factory=dict)
+    error: str = ""
 
 
 @dataclass(slots=True)
@@ -90,61 +89,61 @@ class Outcome:
     total_ms: float
 
 
+def answered_entry(request: InferenceRequest, outcome: Outcome) -> Entry:
+    """What is kept of an answered request: nothing that holds a tensor."""
+    return Entry(
+        model=request.model.name,
+        deadline_ms=_deadline_ms(request),
+        decision=outcome.decision,
+        total_ms=outcome.total_ms,
+        ran=outcome.ran,
+        fallback=outcome.fallback,
+        stages_ms=outcome.stages_ms,
+    )
+
+
+def _deadline_ms(request: InferenceRequest) -> float:
+    return (request.deadline_at_s - request.received_at_s) * 1000
+
+
 class Journal:
     def __init__(self) -> None:
         self._entries: OrderedDict[str, Entry] = OrderedDict()
         self.totals: dict[str, Totals] = {}
 
-    def answered(self, request: InferenceRequest, outcome: Outcome) -> None:
-        totals = self._totals(request)
-        totals.placements.setdefault(str(outcome.ran.placement), Times()).add(outcome.total_ms)
-        totals.fallbacks += bool(outcome.fallback)
-        totals.recent_ms.append(outcome.total_ms)
-        for stage, ms in outcome.stages_ms.items():
+    def answered(self, request_id: str, entry: Entry) -> None:
+        """`entry` as `answered_entry` makes it."""
+        assert entry.ran is not None
+        totals = self._totals(entry.model)
+        totals.placements.setdefault(str(entry.ran.placement), Times()).add(entry.total_ms)
+        totals.fallbacks += bool(entry.fallback)
+        totals.recent_ms.append(entry.total_ms)
+        for stage, ms in entry.stages_ms.items():
             totals.stages_ms[stage] = totals.stages_ms.get(stage, 0.0) + ms
-        self._keep(
-            request,
-            outcome.decision,
-            ran=str(outcome.ran),
-            fallback=outcome.fallback,
-            stages_ms=outcome.stages_ms,
-            total_ms=outcome.total_ms,
-        )
+        self._keep(request_id, entry)
 
     def failed(self, request: InferenceRequest, decision: Decision, error: IsthmusError, total_ms: float) -> None:
-        totals = self._totals(request)
+        totals = self._totals(request.model.name)
         totals.failures[error.code] += 1
         totals.failures_ms += total_ms
-        self._keep(request, decision, total_ms=total_ms, error=f"{error.code}: {error}")
+        entry = Entry(
+            model=request.model.name,
+            deadline_ms=_deadline_ms(request),
+            decision=decision,
+            total_ms=total_ms,
+            error=f"{error.code}: {error}",
+        )
+        self._keep(request.id, entry)
 
-    def _totals(self, request: InferenceRequest) -> Totals:
-        totals = self.totals.get(request.model.name)
+    def _totals(self, model: str) -> Totals:
+        totals = self.totals.get(model)
         if totals is None:
-            totals = self.totals[request.model.name] = Totals()
+            totals = self.totals[model] = Totals()
         totals.last_at_ms = time.time_ns() // 1_000_000
         return totals
 
-    def _keep(
-        self,
-        request: InferenceRequest,
-        decision: Decision,
-        *,
-        total_ms: float,
-        ran: str = "",
-        fallback: str = "",
-        stages_ms: Mapping[str, float] = MappingProxyType({}),
-        error: str = "",
-    ) -> None:
-        self._entries[request.id] = Entry(
-            model=request.model.name,
-            deadline_ms=(request.deadline_at_s - request.received_at_s) * 1000,
-            decision=decision,
-            ran=ran,
-            fallback=fallback,
-            stages_ms=stages_ms,
-            total_ms=total_ms,
-            error=error,
-        )
+    def _keep(self, request_id: str, entry: Entry) -> None:
+        self._entries[request_id] = entry
         if len(self._entries) > KEPT:
             self._entries.popitem(last=False)
 
@@ -214,7 +213,7 @@ class Journal:
             "candidates": decision.candidates,
             "reason": decision.reason,
             "link": dict(decision.link),
-            "ran": entry.ran,
+            "ran": "" if entry.ran is None else str(entry.ran),
             "fallback": entry.fallback or None,
             "measured_ms": {stage: round(ms, 3) for stage, ms in entry.stages_ms.items()},
             "total_ms": round(entry.total_ms, 3),

@@ -12,12 +12,12 @@ sending in the uplink; this file only says in which order, and what happens when
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
+from agent.afterwards import Afterwards
 from agent.compute import Compute, Job
 from agent.intake import InferenceRequest
-from agent.journal import Journal, Outcome
+from agent.journal import Journal, Outcome, answered_entry
 from agent.lateness import Lateness
 from agent.planner import Planner
 from agent.stages import Finished, Prepared, finish, prepare, whole
@@ -50,6 +50,11 @@ class Serve:
         self._uplink = uplink
         self._lateness = lateness
         self._journal = journal
+        self._afterwards = Afterwards()
+
+    def settle_books(self) -> None:
+        """Before journal or planner are read: what was answered until now is in them."""
+        self._afterwards.settle()
 
     async def infer(self, request: InferenceRequest) -> Outcome:
         """Answer one admitted request. DeadlineExceeded at its deadline, EngineFailed when the model itself fails."""
@@ -67,7 +72,7 @@ class Serve:
         except IsthmusError as error:
             self._journal.failed(request, decision, error, _since_ms(request))
             raise
-        _later(self._journal.answered, request, outcome)
+        self._afterwards.note(self._journal.answered, request.id, answered_entry(request, outcome))
         return outcome
 
     def _decide(self, request: InferenceRequest) -> Decision:
@@ -87,10 +92,10 @@ class Serve:
             return 1.0
 
     def _learn(self, request: InferenceRequest, plan: Plan, stage: str, measured_ms: float) -> None:
-        """Tell the planner, after the answer, what a stage took for a request of the profile's size."""
+        """Tell the planner, some time after the answer, what a stage took for a request of the profile's size."""
         if stage != "image":
             measured_ms /= self._scale_of(request)
-        _later(self._planner.observe_edge, request.model.name, plan, stage, measured_ms)
+        self._afterwards.note(self._planner.observe_edge, request.model.name, plan, stage, measured_ms)
 
     def _finish_ms(self, request: InferenceRequest, prepared: Prepared) -> float:
         """What the device is expected to need for what is missing, opening its segment included."""
@@ -287,11 +292,6 @@ class Serve:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _later(learn: Callable[..., None], *arguments: object) -> None:
-    """Book-keeping comes after the answer: nobody waits for it."""
-    asyncio.get_running_loop().call_soon(learn, *arguments)
 
 
 def _since_ms(request: InferenceRequest) -> float:

@@ -127,6 +127,7 @@ class DaemonService:
 
     def stats(self, name: str | None) -> list[dict[str, Any]]:
         models = [self._repository.serving(name, "")] if name else self._serving()
+        self._serve.settle_books()
         return [self._journal.statistics(model.name, model.version) for model in models]
 
     async def load(self, name: str) -> None:
@@ -136,13 +137,16 @@ class DaemonService:
         await self._repository.unload(name)
 
     def explain(self, request_id: str) -> dict[str, Any] | None:
+        self._serve.settle_books()
         return self._journal.explain(request_id)
 
     def metrics(self) -> bytes:
+        self._serve.settle_books()
         return self._metrics.render()
 
     def status(self) -> dict[str, Any]:
         """The daemon now, for `isthmus status`."""
+        self._serve.settle_books()
         now_s = asyncio.get_running_loop().time()
         known = self._planner.snapshot(now_s)
         models = []

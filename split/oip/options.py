@@ -41,12 +41,17 @@ class RequestOptions:
     """As Triton has it: 1 is the highest, 0 the model's default."""
 
 
+_NO_WISHES: Final = RequestOptions()
+
+
 def isthmus_options(request: OipRequest) -> RequestOptions:
     """The request's options, checked; InvalidRequest naming the parameter and its allowed values.
 
     A parameter `isthmus.*` that is not known is refused: a misspelt wish must not pass for a fulfilled one.
     """
     parameters = request.parameters
+    if not parameters:
+        return _NO_WISHES
     for key in parameters:
         if key.startswith("isthmus.") and key not in _KNOWN:
             raise InvalidRequest(f"parameter {shown(key)} is not known; known are {', '.join(sorted(_KNOWN))}")

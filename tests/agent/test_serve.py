@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -628,6 +629,20 @@ def test_whatever_becomes_of_a_request_its_bytes_are_given_back_once(
                 await asyncio.wait([task, cancelled])
                 task.exception()  # an answer or a typed error
                 assert lab.intake.room.held_bytes == 0
+
+    run_in_virtual_time(story())
+
+
+def test_no_tensor_outlives_its_answer_in_the_books(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=replies_after(0.01)) as lab:
+            outcome = await lab.ask(mode="local")
+            alive = weakref.ref(outcome.outputs["y"])
+            del outcome
+            assert lab.journal.counts()["requests"] == 0  # still to be written down
+            assert alive() is None
+            lab.serve.settle_books()
+            assert lab.journal.counts()["requests"] == 1
 
     run_in_virtual_time(story())
 
