@@ -12,7 +12,6 @@ from pathlib import Path
 from agent.compute import Compute
 from agent.config import AgentConfig
 from agent.dialler import DIAL_TIMEOUT_S
-from agent.fingerprint import take_fingerprint
 from agent.golden import Golden
 from agent.health import Health
 from agent.http_api import HttpApi
@@ -32,6 +31,7 @@ from split.errors import ConfigError
 from split.identity.contexts import Identity
 from split.identity.readiness import require_identity
 from split.profiles.address import HostPort
+from split.runtime.machine import read_machine
 from split.runtime.segment import OrtEngine, usable_threads
 from split.runtime.store import SegmentStore
 from split.systemd import feed_watchdog, notify
@@ -77,7 +77,7 @@ class Daemon:
             raise ConfigError(f"models: {config.models} is no folder; make it, or point `models` at your repository")
         if config.companions and (warning := require_identity(self._identity(), "device")):
             log.warning("%s", warning)
-        fingerprint = await asyncio.to_thread(take_fingerprint)
+        machine = await asyncio.to_thread(read_machine)
         compute = Compute(config.emulation.slowdown)
         self._stack.callback(compute.close)
         golden, journal = Golden(compute), Journal()
@@ -89,7 +89,7 @@ class Daemon:
             golden=golden,
             backoff=Backoff(),
         )
-        repository = self._repository(planner, uplink, golden, machine=fingerprint.digest)
+        repository = self._repository(planner, uplink, golden, machine=machine.digest)
         lateness = Lateness(queue_ms=lambda: compute.queue_ms)
         compute.on_load = lateness.make_room
         health = Health(compute)
@@ -105,7 +105,7 @@ class Daemon:
             compute=compute,
             metrics=_metrics(journal, compute, uplink),
             health=health,
-            fingerprint=fingerprint,
+            machine=machine,
         )
         repository.start()
         self._stack.push_async_callback(repository.close)

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from agent.compute import Compute
-from agent.fingerprint import Fingerprint
 from agent.health import Health
 from agent.intake import Intake
 from agent.journal import Journal, Outcome
@@ -22,6 +21,7 @@ from agent.uplink import Uplink
 from agent.version import VERSION
 from split.oip.infer import ModelMetadata, OipRequest, OipResponse, plain_shape
 from split.oip.options import isthmus_options
+from split.runtime.machine import Machine
 from split.tensor import TensorSpec
 
 
@@ -38,7 +38,7 @@ class DaemonService:
         compute: Compute,
         metrics: Metrics,
         health: Health,
-        fingerprint: Fingerprint,
+        machine: Machine,
     ) -> None:
         self._intake = intake
         self._serve = serve
@@ -49,7 +49,7 @@ class DaemonService:
         self._compute = compute
         self._metrics = metrics
         self._health = health
-        self._fingerprint = fingerprint
+        self._machine = machine
         self._started_at_s = asyncio.get_running_loop().time()
 
     # -- inference ----------------------------------------------------------------------------------------------------
@@ -168,8 +168,8 @@ class DaemonService:
         return {
             "version": VERSION,
             "uptime_s": round(now_s - self._started_at_s, 1),
-            "device": msgspec.to_builtins(self._fingerprint),
-            "threads": self._fingerprint.threads,
+            "device": msgspec.to_builtins(self._machine),
+            "threads": self._machine.threads,
             "models": models,
             "companion": {
                 "address": self._uplink.address,

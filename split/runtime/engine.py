@@ -39,6 +39,9 @@ class Engine(Protocol):
     def open(self, path: Path, *, threads: int) -> Segment:
         """Open a model file (external data beside it). InvalidModel when the runtime refuses it."""
 
+    def trim(self) -> None:
+        """Give memory back that no open segment needs."""
+
     def open_optimised(self, path: Path, *, threads: int, prepack: bool) -> Segment:
         """Open what this machine's runtime optimised and the workbench laid down; `prepack`: slower to open, faster to
         run where matrices are large. InvalidModel when the runtime refuses it."""

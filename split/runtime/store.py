@@ -8,6 +8,7 @@ the last holder lets go of it (reference counting, at once). Blocking: call `get
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -65,6 +66,8 @@ class SegmentStore:
         self._preferred: dict[Path, Optimised] = {}
         self._opening_ms: dict[Path, tuple[bool, float]] = {}
         """How long it took last, and whether that was an optimised form."""
+        self._trimming = False
+        """Is about to happen."""
         self._behind = ThreadPoolExecutor(1, thread_name_prefix="isthmus-warm")
 
     @property
@@ -140,7 +143,7 @@ class SegmentStore:
         """Let go of the segment of this file, or of every segment whose file lies in this folder, in any form."""
         with self._lock:
             for path in [path for path in {*self._slots, *self._preferred} if place in (path, path.parent)]:
-                self._slots.pop(path, None)
+                self._let_go(path)
                 self._preferred.pop(path, None)
                 self._opening_ms.pop(path, None)
                 self._uses.forget(path)
@@ -202,11 +205,9 @@ class SegmentStore:
         wanted = self._preferred.get(path)
         if wanted is None or slot.improving or slot.form == (wanted, wanted.prepacked):
             return
-        slot.improving = True
-        try:
+        with contextlib.suppress(RuntimeError):  # closing
             self._behind.submit(self._improve, path, slot, wanted)
-        except RuntimeError:  # closing
-            slot.improving = False
+            slot.improving = True
 
     def _improve(self, path: Path, slot: _Slot, wanted: Optimised) -> None:
         segment: Segment | None = None
@@ -229,9 +230,21 @@ class SegmentStore:
             return
         closable = [path for path, slot in self._slots.items() if slot.segment is not None and path != wanted]
         for path in self._uses.in_order(closable):
-            del self._slots[path]
+            self._let_go(path)
             if self._used_bytes() <= self._budget_bytes:
                 return
+
+    def _let_go(self, path: Path) -> None:
+        """Under the lock. The engine keeps memory for the next run until it is told that there will be none."""
+        slot = self._slots.pop(path, None)
+        if slot is not None and slot.segment is not None and not self._trimming:
+            with contextlib.suppress(RuntimeError):  # closing
+                self._behind.submit(self._trim)
+                self._trimming = True
+
+    def _trim(self) -> None:
+        self._trimming = False
+        self._engine.trim()
 
     def _used_bytes(self) -> int:
         parts: dict[Hashable, int] = {}

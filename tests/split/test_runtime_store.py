@@ -44,6 +44,9 @@ class CountingEngine:
             raise InvalidModel(f"{path} is bad")
         return Opened()
 
+    def trim(self) -> None:
+        self.opened.append("trim")
+
     def open_optimised(self, path: Path, *, threads: int, prepack: bool) -> Segment:
         self.opened.append(f"optimised {path.name}{' prepacked' if prepack else ''}")
         if self.refuses_optimised:
