@@ -28,6 +28,8 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 BENCHES: Final = {
     "overhead": "what the daemon costs over the bare runtime, and one decision",
     "split": "(head + tail) / whole at the cuts that are chosen",
+    "memory": "copies of the weights, a daemon without models, many shapes, what is kept",
+    "activate": "until a segment can be used, cached and not",
     "zoo": "ten real models of ten kinds: where they may be cut, and every checked cut against the whole",
 }
 

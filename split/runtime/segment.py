@@ -43,8 +43,8 @@ _ARENA: Final = {
 def _ort() -> Any:
     """The runtime, imported when the first segment is opened: a process without models saves its 20 MB.
 
-    All sessions share one arena for what they compute, since one runs at a time: nine segments of a ResNet-50 take 32 MB
-    less than with one each. They do not share threads: the shared pool spins, and that cannot be turned off.
+    All sessions share one arena for what they compute, since one runs at a time: nine segments of a ResNet-50 take
+    32 MB less than with one each. They do not share threads: the shared pool spins, and that cannot be turned off.
     """
     import onnxruntime as ort
 

@@ -56,6 +56,12 @@ SLOWER_MAX: Final = 1.02
 """Without saved layouts a model opens faster and is smaller; worth it while a run is not slower than this."""
 MEASURE_S: Final = 1.0
 
+REORDERS: Final = ("ReorderInput", "ReorderOutput")
+BLOCKABLE: Final = frozenset(
+    ("Conv", "Add", "Relu", "Clip", "BatchNormalization", "Concat", "MaxPool", "AveragePool", "GlobalAveragePool")
+)
+"""Readers of a boundary that work in the blocked layout and do not tell 0.0 from -0.0, the one thing a pool changes."""
+
 LOCK_FILE: Final = ".lock"
 SCRATCH: Final = ".making-"
 SCRATCH_LIFE_S: Final = 3600.0
@@ -115,14 +121,34 @@ class Optimiser:
     def _make(self, name: str, source: Path, feeds: Tensors) -> None:
         with tempfile.TemporaryDirectory(dir=self._place, prefix=SCRATCH) as scratch:
             made = _Made(self._engine, source, Path(scratch), self._threads)
-            expected = made.plain.run(feeds)
+            plain, expected = made.plain, made.plain.run(feeds)
+            if name.endswith(".tail") and made.reorders:
+                made = self._hooked(source, Path(scratch), made) or made
             manifest = read_manifest(self._place, self._key) or Manifest(key=self._key)
             prepacked = made.is_prepacked and (manifest.prepacked if name != WHOLE else made.gains_by_layout(feeds))
             if not prepacked:
                 made.drop_layouts()
-            self._add(name, made, feeds, expected, prepacked=prepacked)
+            self._add(name, made, plain, feeds, expected, prepacked=prepacked)
 
-    def _add(self, name: str, made: _Made, feeds: Tensors, expected: Tensors, *, prepacked: bool) -> None:
+    def _hooked(self, source: Path, scratch: Path, made: _Made) -> _Made | None:
+        """The tail with its boundary led through identity pools, when more of it stays in the blocked layout then."""
+        model = hooked(onnx.load(source, load_external_data=False))
+        if model is None:
+            return None
+        # External data is looked for beside the file alone.
+        path = source.with_name(f".{source.stem}.{os.getpid()}.hooked.onnx")
+        write_whole(path, model.SerializeToString())
+        try:
+            (scratch / "hooked").mkdir()
+            other = _Made(self._engine, path, scratch / "hooked", self._threads)
+        finally:
+            path.unlink(missing_ok=True)
+        other.hooked = True
+        return other if other.unblocked < made.unblocked else None
+
+    def _add(
+        self, name: str, made: _Made, plain: OrtSegment, feeds: Tensors, expected: Tensors, *, prepacked: bool
+    ) -> None:
         """Weights first, then the graph, then (when it computes what it should) the manifest."""
         with self._locked():
             manifest = read_manifest(self._place, self._key) or Manifest(key=self._key)
@@ -135,7 +161,7 @@ class Optimiser:
             path = self._place / f"{name}.onnx"
             write_whole(path, data)
             try:
-                self._prove(made.plain, path, feeds, expected, prepacked=prepacked)
+                self._prove(plain, path, feeds, expected, prepacked=prepacked)
             except IsthmusError:
                 path.unlink(missing_ok=True)
                 raise
@@ -238,6 +264,16 @@ class _Made:
         self.hooked = False
 
     @property
+    def reorders(self) -> int:
+        """Changes between the file's layout and the blocked one."""
+        return sum(node.op_type in REORDERS for node in self.proto.graph.node)
+
+    @property
+    def unblocked(self) -> int:
+        """Nodes that a better layout would save: changes of layout, and what was not fused into a convolution."""
+        return sum(node.op_type in (*REORDERS, "Add", "Relu") for node in self.proto.graph.node)
+
+    @property
     def is_prepacked(self) -> bool:
         return any(True for tensor in _outside(self.proto.graph) for _ in _layouts(tensor))
 
@@ -283,6 +319,41 @@ def _optimised(engine: OrtEngine, source: Path, target: Path, data: Path, thread
                 "make room there"
             ) from error
         raise
+
+
+def hooked(tail: ModelProto) -> ModelProto | None:
+    """The tail with an identity pool behind each picture-like input that blocked operators read; None where none is.
+
+    ONNX Runtime blocks channels from a convolution or pool on: a boundary that feeds a convolution and the residual
+    sum beside it comes as NCHW to both, and every sum and activation of that stage stays unfused. Behind a pool it is
+    blocked for all. An average over one element is the element, NaN and infinities too; a MaxPool would turn -inf into
+    the smallest float.
+    """
+    readers: dict[str, set[str]] = {}
+    for node in tail.graph.node:
+        if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
+            return None  # a body may read the boundary by its name
+        for name in node.input:
+            readers.setdefault(name, set()).add(node.op_type)
+    outputs = {value.name for value in tail.graph.output}
+    names = [
+        value.name
+        for value in tail.graph.input
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT
+        and len(value.type.tensor_type.shape.dim) == 4
+        and value.name not in outputs
+        and readers.get(value.name)
+        and readers[value.name] <= BLOCKABLE
+    ]
+    if not names:
+        return None
+    renamed = {name: f"{name}/blocked" for name in names}
+    for node in tail.graph.node:
+        for place, name in enumerate(node.input):
+            node.input[place] = renamed.get(name, name)
+    for name, inside in renamed.items():
+        tail.graph.node.insert(0, onnx.helper.make_node("AveragePool", [name], [inside], kernel_shape=[1, 1]))
+    return tail
 
 
 def _move(tensor: TensorProto, content: memoryview, weights: _Weights) -> set[int]:

@@ -3,6 +3,7 @@
 import errno
 import multiprocessing
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -27,7 +28,7 @@ from split.runtime.optimised import (
 from split.runtime.segment import OrtEngine, OrtSegment
 from split.tensor import Tensors, worst_difference
 from split.workbench.cut import prepare
-from split.workbench.optimise import Optimiser, open_halves, optimise
+from split.workbench.optimise import Optimiser, hooked, open_halves, optimise
 
 RESIDUAL = """
 <ir_version: 8, opset_import: ["" : 17]>
@@ -330,3 +331,91 @@ def test_an_optimised_segment_that_computes_something_else_is_refused_and_what_w
     assert manifest is not None
     assert "differs from what was cut" in manifest.refused["whole"]
     assert not lacking(manifest, [])
+
+
+def residual_tail(folder: Path) -> tuple[Path, OrtSegment]:
+    """The second block of `residual` alone, as a tail: its input goes into a convolution and the sum beside it."""
+    text = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    tail (float[N,32,14,14] t) => (float[N,32,14,14] v) {
+      c = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (t, w2)
+      u = Add (c, t)
+      r = Relu (u)
+      d = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (r, w2)
+      e = Add (d, r)
+      v = Relu (e)
+    }
+    """
+    model = onnx.parser.parse_model(text)
+    weight = np.random.default_rng(4).standard_normal((32, 32, 3, 3)).astype(np.float32) / 17
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w2"))
+    path = folder / "000000000000.tail.onnx"
+    onnx.save(model, path)
+    return path, OrtEngine().open(path, threads=1)
+
+
+def test_a_pool_behind_the_boundary_changes_no_number_not_even_infinite_ones(tmp_path: Path) -> None:
+    path, plain = residual_tail(tmp_path)
+    model = hooked(onnx.load(path))
+    assert model is not None
+    assert [node.op_type for node in model.graph.node].count("AveragePool") == 1
+    onnx.save(model, tmp_path / "hooked.onnx")
+    segment = OrtEngine().open(tmp_path / "hooked.onnx", threads=1)
+    assert (segment.input_specs, segment.output_specs) == (plain.input_specs, plain.output_specs)
+    x = np.random.default_rng(5).standard_normal((2, 32, 14, 14)).astype(np.float32)
+    np.testing.assert_allclose(segment.run({"t": x})["v"], plain.run({"t": x})["v"], rtol=1e-5, atol=1e-5)
+    x[0, 3, 2, :3] = [np.nan, np.inf, -np.inf]
+    x[1, 7, 13, 13] = np.finfo(np.float32).tiny / 2
+    np.testing.assert_allclose(segment.run({"t": x})["v"], plain.run({"t": x})["v"], rtol=1e-5, atol=1e-5)
+
+
+def test_the_pool_is_taken_where_it_keeps_more_in_the_blocked_layout(tmp_path: Path) -> None:
+    card, parts, inputs = cut(tmp_path, "residual")
+    make(card, parts, inputs)
+    manifest = sound(card, parts)
+    assert manifest is not None
+    plain = onnx.load(place(card, parts) / "whole.onnx", load_external_data=False)
+    if not any(node.op_type == "ReorderInput" for node in plain.graph.node):
+        pytest.skip("this machine's runtime has no blocked layout")
+    between = {found.id for found in card.cuts if [spec.name for spec in found.boundary] in (["r"], ["t"])}
+    assert between
+    assert any(manifest.segments[f"{name}.tail"].hooked for name in between)
+    assert not any(file.hooked for name, file in manifest.segments.items() if not name.endswith(".tail"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(float[1,32,4,4] x) => (float[1,32,4,4] y) { y = Reciprocal (x) }",  # tells 0.0 from -0.0
+        "(float[1,32] x) => (float[1,32] y) { y = Relu (x) }",  # not picture-like
+        "(float16[1,32,4,4] x) => (float16[1,32,4,4] y) { y = Relu (x) }",  # has no blocked kernels
+    ],
+)
+def test_no_pool_where_it_could_not_help_or_would_show(text: str) -> None:
+    assert hooked(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> tail {text}')) is None
+
+
+@pytest.mark.parametrize("name", ["efficientnet-lite0", "silero-vad", "ppocrv4-rec"])
+def test_real_models_compute_the_same_optimised(name: str, real_model: Callable[[str], Path], tmp_path: Path) -> None:
+    feeds = {
+        "efficientnet-lite0": {"input": np.random.default_rng(1).uniform(-1, 1, (1, 3, 224, 224)).astype(np.float32)},
+        "silero-vad": {
+            "input": np.zeros((1, 576), np.float32),
+            "state": np.zeros((2, 1, 128), np.float32),
+            "sr": np.array(16000),
+        },
+        "ppocrv4-rec": {"x": np.random.default_rng(1).uniform(-1, 1, (1, 3, 48, 96)).astype(np.float32)},
+    }[name]
+    card = prepare(real_model(name), tmp_path, inputs=feeds)
+    cuts = card.cuts[:: max(1, len(card.cuts) // 2)][:2]
+    optimise(card, tmp_path, cuts, inputs=feeds, engine=OrtEngine(), threads=1)
+    manifest = sound(card, tmp_path)
+    assert manifest is not None
+    assert not lacking(manifest, [found.id for found in cuts])
+    assert manifest.refused == {}
+    engine = OrtEngine()
+    expected = engine.open(Path(card.path), threads=1).run(feeds)
+    for found in cuts:
+        head, tail, taken = open_halves(found, tmp_path, feeds, Optimiser(card, tmp_path, engine, threads=1).open)
+        values = head.run({n: feeds[n] for n in found.head_inputs}) | tail.run(taken)
+        assert worst_difference(values, expected, card_outputs(card)) <= 1e-5
