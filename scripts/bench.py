@@ -27,6 +27,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 
 BENCHES: Final = {
     "overhead": "what the daemon costs over the bare runtime, and one decision",
+    "cuts": "how many candidates, what they miss, what cuts of several tensors are worth",
     "split": "(head + tail) / whole at the cuts that are chosen",
     "memory": "copies of the weights, a daemon without models, many shapes, what is kept",
     "activate": "until a segment can be used, cached and not",

@@ -67,6 +67,13 @@ def _table(found: dict[str, Any], path: Path) -> str:
         lines.append(_row(cut["id"], cut["nodes"], cut["compute_share"], sizes, cut["boundary"]))
     smaller = [cut for cut in found["cuts"] if cut["bytes"]["raw"] < own]
     lines += ["", f"{len(smaller)} of {len(found['cuts'])} cuts send less than the input, both uncoded"]
+    if found["dropped"]:
+        lines.append(
+            f"large blocks were not searched in full ({found['dropped']:,} partial cuts given up): "
+            "the fastest cuts are here, some for throughput may be missing"
+        )
+    if found["beyond_limit"]:
+        lines.append(f"{found['beyond_limit']} more cuts that trade compute for bytes found no room")
     return "\n".join(lines)
 
 

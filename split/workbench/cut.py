@@ -19,7 +19,7 @@ import msgspec
 from split.codec.golden import golden_inputs
 from split.codec.payload import payload_bytes
 from split.errors import CutRefused, InvalidModel, IsthmusError
-from split.graph.candidates import candidates
+from split.graph.candidates import candidates, find_candidates
 from split.graph.card import CutCard, ModelCard, write_card, write_cut
 from split.graph.cuts import (
     Cut,
@@ -132,14 +132,16 @@ def list_cuts(model_path: Path, *, inputs: Tensors | None = None) -> dict[str, A
 
     `bytes` is the payload of one request (boundary and the inputs the tail needs) for each codec, at the shapes of
     `inputs`, or with 1 for symbolic dims. Beside: the model's `inputs`, its number of `nodes`, and `along`, one
-    `[nodes, compute share, bytes uncoded]` for each legal boundary of a topological order. Errors as in `prepare`.
+    `[nodes, compute share, bytes uncoded]` for each legal boundary of a topological order; `dropped` and
+    `beyond_limit`, what the search gave up (`candidates.Candidates`). Errors as in `prepare`.
     """
     model = load_model(model_path)
     with tempfile.TemporaryDirectory(prefix="isthmus-cuts-") as name:
         folder = Path(name)
         share_weights(model, folder)
         settle(model, folder, inputs=inputs)
-    cuts = candidates(model)
+    found = find_candidates(model)
+    cuts = found.cuts
     everywhere = all_prefix_cuts(model)
     return {
         "model": str(model_path),
@@ -152,6 +154,8 @@ def list_cuts(model_path: Path, *, inputs: Tensors | None = None) -> dict[str, A
         ],
         "inputs": [_plain(spec) for spec in _real(model, [spec.name for spec in model.inputs])],
         "no_cuts_reason": "" if cuts else _why_none(model),
+        "dropped": found.dropped,
+        "beyond_limit": found.beyond_limit,
         "cuts": [
             {
                 "id": cut.id,

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from agent import cli
-from agent.commands import check
+from agent.commands import check, cuts
 from agent.commands.cuts_plot import Level, verdict
 
 TEXT = """<ir_version: 8, opset_import: ["" : 18]>
@@ -130,6 +130,30 @@ def test_the_table_begins_with_the_input_and_shortens_what_is_long(
     long = [row for row in rows if "activation" in row]
     assert long
     assert all("…tage_1/block_2/conv_3/activation"[-27:] in row and "network" not in row for row in long)
+
+
+def test_the_table_says_what_the_search_gave_up(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = {"name": "a", "dtype": "FP32", "shape": [2]}
+    cut = {
+        "id": "0" * 12,
+        "boundary": [spec],
+        "bytes": {"raw": 8, "fp16": 4, "int8": 2},
+        "compute_share": 0.5,
+        "nodes": 1,
+    }
+
+    def write_result(command: list[str], **_: object) -> None:
+        found = {"digest": "sha256:0", "nodes": 2, "along": [], "inputs": [spec], "no_cuts_reason": "", "cuts": [cut]}
+        text = json.dumps(found | {"dropped": 12345, "beyond_limit": 3})
+        Path(command[command.index("--out") + 1]).write_text(text)
+
+    monkeypatch.setattr(cuts, "run_child_sync", write_result)
+    assert cli.run(["cuts", str(model)]) == 0
+    shown = capsys.readouterr().out
+    assert "12,345 partial cuts given up" in shown
+    assert "3 more cuts that trade compute for bytes found no room" in shown
 
 
 def test_a_plot_is_a_picture_of_a_thousand_by_six_hundred(model: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -197,3 +198,12 @@ def test_a_front_that_was_cut_short_is_reported_and_still_gives_narrow_cuts(tmp_
     assert found.dropped > 0
     widths = {cut.boundary: crossing_bytes(model, cut) for cut in found.cuts}
     assert widths["s",] == 256  # one channel of 8 × 8
+
+
+def test_efficientnet_is_offered_at_its_narrow_bottlenecks(real_model: Callable[[str], Path]) -> None:
+    model = load_model(real_model("efficientnet-lite0"))
+    model.shapes = concrete_shapes(model.source, {"input": (1, 3, 224, 224)})
+    # Where the published architecture is narrow: channels and side after each stage of linear bottlenecks.
+    stages = ((24, 56), (40, 28), (80, 14), (112, 14), (192, 7))
+    offered = {crossing_bytes(model, cut) for cut in candidates(model) if len(cut.boundary) == 1}
+    assert {4 * channels * side * side for channels, side in stages} <= offered
