@@ -134,6 +134,16 @@ def test_only_the_runtime_layer_imports_onnxruntime() -> None:
     assert importers == {("split", "runtime")}
 
 
+def test_only_the_export_imports_torch() -> None:
+    importers = {
+        str(file.relative_to(ROOT))
+        for folder in ("agent", "cloud", "split")
+        for file in (ROOT / folder).rglob("*.py")
+        if any(covers("torch", module) or covers("onnxscript", module) for module in imports(file.read_text(), ""))
+    }
+    assert importers == {"split/workbench/export.py"}
+
+
 def test_the_reader_of_imports_sees_lazy_relative_and_submodule_imports() -> None:
     source = """
 from typing import TYPE_CHECKING

@@ -37,6 +37,16 @@ def test_the_models_of_the_zoo_have_licences_that_let_them_be_changed() -> None:
         assert not any(bound in licence for bound in ("GPL", "NC", "proprietary")), f"{name}: {licence}"
 
 
+def test_the_page_about_models_names_package_and_licence_of_each() -> None:
+    page = (models.ROOT / "docs" / "models.md").read_text("utf-8")
+    for name, kind in zoo.ZOO.items():
+        entry = models.MANIFEST["models"][name]
+        assert f"| `{name}` | {kind} | {entry['package']} {entry['version']} (" in page
+        assert any(
+            line.startswith(f"| `{name}`") and line.endswith(f"| {entry['licence']} |") for line in page.splitlines()
+        )
+
+
 @pytest.mark.parametrize("name", ["silero-vad", "ppocrv4-rec"])
 def test_a_real_model_is_laid_listed_and_cut_right(
     name: str,
