@@ -40,6 +40,9 @@ HAPPY_EYEBALLS_DELAY_S: Final = 0.25
 """RFC 8305, section 8."""
 
 ACCEPT_BACKLOG: Final = 128
+MAX_STRANGERS: Final = 128
+"""Sockets that have not shown yet who they are; one more takes the place of the oldest. So whoever wants to keep
+devices out by opening sockets must open this many within the time of one handshake, again and again."""
 ACCEPT_RETRY_S: Final = 1.0
 """Pause after the operating system refused a socket (too many open files)."""
 
@@ -66,6 +69,12 @@ class TlsChannel(Endpoint, asyncio.BufferedProtocol):
         except BaseException:
             self._abort()
             raise
+
+    async def refuse(self, code: str, why: str) -> None:
+        """Tell the peer, as this side's last word, why it is not served; then close."""
+        self._connection.refuse(code, why)
+        self._pump()
+        await self.close(why)
 
     @property
     def congestion_control(self) -> str:
@@ -203,6 +212,8 @@ class Listener:
         self._max_connections = max_connections
         self._limits = limits
         self._serving: set[asyncio.Task[None]] = set()
+        self._strangers: dict[asyncio.Task[None], str] = {}
+        """Of those, the ones before their Hello, oldest first, and where they come from."""
         self.port: int = sock.getsockname()[1]
         """The port listened on, also where 0 was asked for."""
         self.refused = 0
@@ -232,15 +243,22 @@ class Listener:
                 _log.warning("a connection could not be accepted (%s); trying again in %g s", error, ACCEPT_RETRY_S)
                 await asyncio.sleep(ACCEPT_RETRY_S)
                 continue
-            if len(self._serving) >= self._max_connections:
-                sock.close()
+            if len(self._strangers) >= MAX_STRANGERS:
+                oldest = next(iter(self._strangers))
                 self._refuse(
-                    f"{self._max_connections} connections are open, which is the bound: {address[0]} was closed"
+                    f"{self._strangers.pop(oldest)} made room: {MAX_STRANGERS} others wait to say who they are"
                 )
-                continue
-            task = asyncio.create_task(self._serve(sock, f"the device at {address[0]}"), name=f"serve {address[0]}")
+                oldest.cancel()
+            where = f"the device at {address[0]}"
+            task = asyncio.create_task(self._serve(sock, where), name=f"serve {address[0]}")
             self._serving.add(task)
-            task.add_done_callback(self._serving.discard)
+            self._strangers[task] = where
+            task.add_done_callback(self._left)
+            await asyncio.sleep(0)  # it begins: a task cancelled before its first step would leave its socket open
+
+    def _left(self, task: asyncio.Task[None]) -> None:
+        self._serving.discard(task)
+        self._strangers.pop(task, None)
 
     async def _serve(self, sock: socket.socket, where: str) -> None:
         """One accepted socket: handshake, Hello, then the handler for as long as it likes."""
@@ -259,6 +277,14 @@ class Listener:
                 await channel.opened()
         except (OSError, IsthmusError) as error:  # TimeoutError is an OSError
             self._refuse(str(_translate(why[0] if why else error, where)))
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        self._strangers.pop(task, None)
+        if len(self._serving) - len(self._strangers) > self._max_connections:
+            full = f"{self._max_connections} connections are open here, the bound (limits.connections)"
+            self._refuse(f"{where}: {full}")
+            await channel.refuse("OVERLOADED", f"{full}; try again later")
             return
         try:
             await self._on_channel(channel)
@@ -316,9 +342,9 @@ async def listen(
 ) -> Listener:
     """Accept devices at `host:port` (0: any free port); `on_channel` runs for each until it returns or is cancelled.
 
-    `make_hello` is asked per connection. At most `max_connections` sockets are open, those that have not shown who they
-    are included; these have 5 s for handshake and Hello. IdentityError for files that cannot serve, ChannelError when
-    the address cannot be had.
+    `make_hello` is asked per connection. At most `max_connections` channels are open, a further device is refused with
+    OVERLOADED. Beside them at most `MAX_STRANGERS` sockets have not shown yet who they are; they have 5 s to do so.
+    IdentityError for files that cannot serve, ChannelError when the address cannot be had.
     """
     context = server_context(identity)
     loop = asyncio.get_running_loop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import ssl
@@ -264,16 +265,34 @@ async def test_a_peer_that_says_no_hello_is_closed(
         assert await works(listener, ours["device"])
 
 
-async def test_more_connections_than_the_bound_are_closed_at_once_and_the_others_live(
-    ours: dict[str, Identity],
-) -> None:
+async def test_a_device_more_than_the_bound_is_told_so_and_the_others_live(ours: dict[str, Identity]) -> None:
     async with listening(ours["companion"], max_connections=1) as listener:
         first = await dial("127.0.0.1", listener.port, identity=ours["device"], hello=hello(), timeout_s=20)
-        with pytest.raises(ConnectionLost):
-            await dial("127.0.0.1", listener.port, identity=ours["device"], hello=hello(), timeout_s=20)
+        second = await dial("127.0.0.1", listener.port, identity=ours["device"], hello=hello(), timeout_s=20)
+        with pytest.raises(ConnectionLost, match=r"1 connections are open here.*\(OVERLOADED\)"):
+            await second.receive()
+        await second.close("refused")
         first.send(infer("a"), [b"x"])
         assert (await first.receive()).message == infer("a")
         await first.close("done")
+
+
+async def test_strangers_who_say_nothing_keep_no_device_out(
+    ours: dict[str, Identity], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "MAX_STRANGERS", 4)
+    async with listening(ours["companion"], max_connections=2) as listener:
+        silent = [await asyncio.open_connection("127.0.0.1", listener.port) for _ in range(20)]
+        assert await works(listener, ours["device"])
+        assert listener.refused >= 17  # the oldest made room for the next ones, and one for the device
+        for reader, writer in silent[:16]:
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.close()
+        for _, writer in silent[16:]:
+            writer.close()
+    assert not listener._serving
+    assert not listener._strangers
 
 
 # ---- the device's view of what cannot be reached
