@@ -639,6 +639,7 @@ def test_no_tensor_outlives_its_answer_in_the_books(tmp_path: Path) -> None:
             outcome = await lab.ask(mode="local")
             alive = weakref.ref(outcome.outputs["y"])
             del outcome
+            await asyncio.sleep(0)  # the loop lets go of what woke us
             assert lab.journal.counts()["requests"] == 0  # still to be written down
             assert alive() is None
             lab.serve.settle_books()
