@@ -1,7 +1,7 @@
 """The picture of `isthmus cuts --plot`: what would travel along the model, against what the input itself weighs.
 
-Above, on a logarithmic axis: the boundary after each node (uncoded), the candidates as raw and int8, and the input's own
-sizes as levels. A split can pay where a candidate lies below the level at which the input would travel, and only if
+Above, on a logarithmic axis: the boundary after each node (uncoded), the candidates as raw and int8, and the input's
+own sizes as levels. A split can pay where a candidate lies below the level at which the input would travel, and only if
 enough of the compute is still to its right: below, the share of the compute in the head.
 """
 
@@ -135,7 +135,11 @@ def _names(canvas: Canvas, above: Panel, below: Panel, cuts: Sequence[Mapping[st
 def _legend(canvas: Canvas, panel: Panel) -> None:
     y = panel.top - 14
     x = panel.left
-    for colour, text in ((_RAW, "candidate cut, raw"), (_INT8, "candidate cut, int8"), (None, "boundary after each node, raw")):
+    for colour, text in (
+        (_RAW, "candidate cut, raw"),
+        (_INT8, "candidate cut, int8"),
+        (None, "boundary after each node, raw"),
+    ):
         if colour is None:
             canvas.line([(x - 5, y), (x + 7, y)], _OUTLINE, 2.0)
         else:
