@@ -1,7 +1,7 @@
 """(head + tail) / whole at the cuts that are chosen: what parting a model costs, without codec and link.
 
 Chosen are the cuts that beat every other split somewhere on a grid of device speeds and link rates, by the measured
-profile; the other candidates are listed, too. All sessions run in this process in turns, as the daemon opens them.
+profile; the other candidates are listed, too. All sessions run in this process in turns, all out of the segment store.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from scripts.benches.figure import CACHE, Figure, interleaved, median_ratio
 from split.graph.card import CutCard, ModelCard, read_card
 from split.profiles.measured import ModelProfile, read_profile
 from split.runtime.engine import Segment
+from split.runtime.optimised import WHOLE
 from split.runtime.segment import OrtEngine, usable_threads
 from split.tensor import Array, Tensors
 from split.workbench.cut import prepare as cut_model
+from split.workbench.optimise import Optimiser, open_halves
 from split.workbench.profile import profile_model
 
 MODELS: Final = ("efficientnet-lite0", "ppocrv4-rec", "silero-vad")
@@ -84,17 +86,23 @@ def _prepared(name: str) -> tuple[ModelCard, ModelProfile]:
         print(f"cutting and profiling {name} …", flush=True)
         inputs = feeds(name)
         card = cut_model(models.model_path(name), folder, inputs=inputs)
-        profile_model(card, folder, inputs=[inputs], engine=OrtEngine(), threads=usable_threads())
+        profile_model(
+            card,
+            folder,
+            inputs=[inputs],
+            engine=OrtEngine(),
+            threads=usable_threads(),
+            open_best=_optimiser(card, folder).open,
+        )
     profile = read_profile(folder)
     assert profile is not None
     return read_card(folder), profile
 
 
 def _measure(card: ModelCard, cut: CutCard, folder: Path, inputs: Tensors, rounds: int) -> dict[str, float]:
-    engine, threads = OrtEngine(), usable_threads()
-    whole = engine.open(Path(card.path), threads=threads)
-    head = engine.open(folder / f"{cut.id}.head.onnx", threads=threads)
-    tail = engine.open(folder / f"{cut.id}.tail.onnx", threads=threads)
+    open_best = _optimiser(card, folder).open
+    whole = open_best(WHOLE, Path(card.path), inputs)
+    head, tail, _ = open_halves(cut, folder, inputs, open_best)
     boundary: dict[str, Array] = inputs | _run(head, inputs)
     taken = interleaved(
         {
@@ -106,6 +114,11 @@ def _measure(card: ModelCard, cut: CutCard, folder: Path, inputs: Tensors, round
     )
     whole_ms, halves_ms = statistics.median(taken["whole"]), statistics.median(taken["halves"])
     return {"whole_ms": whole_ms, "halves_ms": halves_ms, "ratio": median_ratio(taken, "halves", "whole")}
+
+
+def _optimiser(card: ModelCard, folder: Path) -> Optimiser:
+    """Opens segments in the form the daemon ends up with."""
+    return Optimiser(card, folder, OrtEngine(), threads=usable_threads())
 
 
 def _run(segment: Segment, tensors: Mapping[str, Array]) -> Tensors:

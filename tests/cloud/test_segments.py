@@ -1,0 +1,103 @@
+"""What the companion makes of a model in the background: its segments optimised, told to whoever opens them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from cloud.segments import Segments
+from split.codec.golden import golden_inputs
+from split.errors import ModelUnavailable
+from split.graph.card import read_card
+from split.runtime.optimised import Optimised
+from split.runtime.segment import OrtEngine
+from split.workbench.cut import prepare
+from split.workbench.optimise import optimise
+
+
+class Bench:
+    """The real jobs, in this process; `fails` for a disk that is full."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.fails = fails
+        self.optimised: list[list[str]] = []
+        self.done = asyncio.Event()
+
+    async def probe(self, model):
+        pass
+
+    async def prepare(self, model, folder, dims):
+        prepare(model, folder, dims=dims)
+
+    async def part(self, model, folder, cut, node_bitmap):
+        raise AssertionError("the candidates are there")
+
+    async def optimise(self, model, folder, cuts):
+        self.optimised.append(list(cuts))
+        try:
+            if self.fails:
+                raise ModelUnavailable("the disk is full; free some space")
+            card = read_card(folder)
+            wanted = [cut for cut in card.cuts if cut.id in cuts]
+            await asyncio.to_thread(
+                optimise, card, folder, wanted, inputs=golden_inputs(card.inputs, {}), engine=OrtEngine(), threads=1
+            )
+        finally:
+            self.done.set()
+
+
+def house(tmp_path: Path, bench: Bench) -> tuple[Segments, dict[Path, Optimised], asyncio.Event]:
+    learned: dict[Path, Optimised] = {}
+    told = asyncio.Event()
+
+    def prefer(made):
+        learned.update(made)
+        told.set()
+
+    return Segments(tmp_path / "cache", bench, prefer=prefer, runtime=OrtEngine().name), learned, told
+
+
+async def test_what_is_prepared_and_cut_is_optimised_in_the_background_and_told(chain, tmp_path):
+    bench = Bench()
+    segments, learned, told = house(tmp_path, bench)
+    model = await segments.prepare(chain.digest, chain.path, {})
+    cut = model.card.cuts[0]
+    await segments.cut(model, cut.id, cut.node_bitmap)
+    async with asyncio.timeout(60):
+        while model.tail(cut.id) not in learned:
+            told.clear()
+            await told.wait()
+    assert learned[chain.path].path.name == "whole.onnx"
+    assert learned[model.tail(cut.id)].path.is_file()
+    await segments.close()
+
+
+async def test_what_lies_there_sound_is_told_at_once_and_not_made_again(chain, tmp_path):
+    first = Bench()
+    segments, _, told = house(tmp_path, first)
+    await segments.prepare(chain.digest, chain.path, {})
+    async with asyncio.timeout(60):
+        await told.wait()
+    await segments.close()
+    second = Bench()
+    segments, learned, told = house(tmp_path, second)
+    await segments.prepare(chain.digest, chain.path, {})
+    async with asyncio.timeout(60):
+        await told.wait()
+    await segments.close()
+    assert chain.path in learned
+    assert second.optimised == []
+
+
+async def test_a_full_disk_leaves_the_model_as_it_was_cut(chain, tmp_path, caplog: pytest.LogCaptureFixture):
+    bench = Bench(fails=True)
+    segments, learned, _ = house(tmp_path, bench)
+    model = await segments.prepare(chain.digest, chain.path, {})
+    async with asyncio.timeout(60):
+        await bench.done.wait()
+    await segments.close()
+    assert model.card.digest == chain.digest
+    assert learned == {}
+    assert "the disk is full" in caplog.text
