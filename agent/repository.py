@@ -23,7 +23,15 @@ from split.codec.image import ImageSpec
 from split.errors import InvalidModel, IsthmusError, ModelUnavailable, UnknownModel
 from split.graph.card import CutCard, ModelCard, file_is, read_sound_card
 from split.ids import CutId, ModelDigest, ModelName
-from split.profiles.contract import Contract, Privacy, check_contract, default_contract, load_contract, load_labels
+from split.profiles.contract import (
+    CONTRACT_FILE,
+    Contract,
+    Privacy,
+    check_contract,
+    contract_beside,
+    default_contract,
+    load_labels,
+)
 from split.profiles.measured import ModelProfile, read_profile
 from split.runtime.engine import Segment
 from split.runtime.machine import read_machine
@@ -31,6 +39,7 @@ from split.runtime.optimised import Manifest, key_of, lacking, optimised_in, pla
 from split.runtime.store import SegmentStore
 from split.tensor import TensorSpec
 from split.workbench.child import run_child
+from split.workbench.golden import profile_basis
 
 log = logging.getLogger(__name__)
 
@@ -314,12 +323,13 @@ class Repository:
             raise InvalidModel(f"{entry.path} is not there; a version folder holds the file model.onnx")
         async with self._bench:
             folder, card = await self._card(entry)
-            profile = self._profile(folder, card.digest)
-            if profile is None:  # else it has run here, on this runtime: that was measured
-                await self._child(entry, "probe")
-        contract_path = entry.path.parent.parent / "contract.yaml"
-        contract = load_contract(contract_path) if contract_path.is_file() else default_contract(card)
+        contract = contract_beside(entry.path) or default_contract(card)
+        contract_path = entry.path.parent.parent / CONTRACT_FILE
         check_contract(contract, card, path=contract_path)
+        profile = await asyncio.to_thread(self._profile, folder, card, contract)
+        if profile is None:  # else it has run here, on this runtime: that was measured
+            async with self._bench:
+                await self._child(entry, "probe")
         model = ServedModel(
             name=entry.name,
             version=entry.version,
@@ -344,7 +354,7 @@ class Repository:
         if model.profile is None:
             async with self._bench:
                 await self._child(entry, "profile", "--folder", str(model.folder))
-            model.profile = self._profile(model.folder, model.digest)
+            model.profile = await asyncio.to_thread(self._profile, model.folder, model.card, model.contract)
             if model.profile is None:
                 raise InvalidModel(f"the profile of {entry.name!r} could not be read back from {model.folder}")
             await self._adopt_optimised(model)  # made while it was measured
@@ -375,10 +385,13 @@ class Repository:
             self._store.prefer(optimised_in(model.folder, path, manifest))
         return manifest
 
-    def _profile(self, folder: Path, digest: ModelDigest) -> ModelProfile | None:
-        """The profile in `folder` if it was measured on this device as it is now."""
+    def _profile(self, folder: Path, card: ModelCard, contract: Contract) -> ModelProfile | None:
+        """The profile in `folder` if it was measured on this device and with the model's surroundings as they are."""
         profile = read_profile(folder)
-        fits = profile and profile.holds_for(digest=digest, runtime=self._runtime, fingerprint=self._machine)
+        if profile is None:
+            return None
+        basis = profile_basis(Path(card.path), contract)
+        fits = profile.holds_for(digest=card.digest, runtime=self._runtime, fingerprint=self._machine, basis=basis)
         return profile if fits else None
 
     async def _card(self, entry: Entry) -> tuple[Path, ModelCard]:

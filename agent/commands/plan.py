@@ -24,7 +24,7 @@ from split.plan.decide import decide, estimate_all
 from split.plan.observation import LinkEstimate, Observation, RemoteView
 from split.plan.plan import Decision, Placement, PlanEstimate, RequestFacts
 from split.plan.table import Column, PlanTable
-from split.profiles.contract import CONTRACT_FILE, Contract, check_contract, default_contract, load_contract
+from split.profiles.contract import CONTRACT_FILE, Contract, check_contract, contract_beside, default_contract
 from split.profiles.device import load_device
 from split.profiles.measured import ModelProfile
 from split.tensor import bind_dims
@@ -88,9 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _contract(path: Path, card: ModelCard) -> Contract:
-    beside = path.absolute().parent.parent / CONTRACT_FILE
-    contract = load_contract(beside) if beside.is_file() else default_contract(card)
-    check_contract(contract, card, path=beside)
+    contract = contract_beside(path) or default_contract(card)
+    check_contract(contract, card, path=path.absolute().parent.parent / CONTRACT_FILE)
     return contract
 
 

@@ -19,10 +19,12 @@ from agent.commands.model_argument import CHILD_TIMEOUT_S, add_inputs_argument, 
 from agent.repository import find_card
 from split.errors import InvalidModel
 from split.graph.card import ModelCard
+from split.profiles.contract import contract_beside
 from split.profiles.measured import CodecCosts, ModelProfile, read_profile
 from split.runtime.machine import read_machine
 from split.runtime.segment import OrtEngine
 from split.workbench.child import run_child_sync
+from split.workbench.golden import profile_basis
 
 Progress = Callable[[str, float], None]
 
@@ -88,7 +90,10 @@ def profiled(
     folder, card = found
     profile = None if again or inputs is not None else read_profile(folder)
     runtime, fingerprint = OrtEngine().name, read_machine().digest
-    if profile is None or not profile.holds_for(digest=card.digest, runtime=runtime, fingerprint=fingerprint):
+    basis = profile_basis(Path(card.path), contract_beside(path))
+    if profile is None or not profile.holds_for(
+        digest=card.digest, runtime=runtime, fingerprint=fingerprint, basis=basis
+    ):
         run_child_sync(
             ["profile", str(path), "--folder", str(folder), *given],
             timeout_s=CHILD_TIMEOUT_S,

@@ -217,6 +217,16 @@ def load_contract(path: Path) -> Contract:
     return load_yaml(path, Contract)
 
 
+def contract_beside(model_path: Path) -> Contract | None:
+    """The contract of a model in a repository (`NAME/contract.yaml`, `NAME/1/model.onnx`); None where there is none.
+
+    ConfigError as `load_contract`.
+    """
+    version = model_path.absolute().parent
+    path = version.parent / CONTRACT_FILE
+    return load_contract(path) if version.name.isdigit() and path.is_file() else None
+
+
 def default_contract(card: Signature) -> Contract:
     """For a model that has none: its own inputs and outputs, privacy any, codec raw, latency alone counts."""
     return Contract(

@@ -54,6 +54,8 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
     """The engine's name (`onnxruntime 1.32.0 x86_64`); a profile of another runtime is measured again."""
     fingerprint: str
     """`split.runtime.machine.Machine.digest` of the device (cores, features, quota, frequency policy)."""
+    basis: str = ""
+    """`split.workbench.golden.profile_basis` of what lay beside the model: golden requests, the contract's pictures."""
     dims: dict[str, int]
     """Symbolic dims the numbers hold for."""
     threads: int
@@ -69,9 +71,10 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
     golden: tuple[int, str] = (0, "")
     """(bytes, sha256 hex) of the file with the `GoldenRuns`, without which no profile is read back."""
 
-    def holds_for(self, *, digest: ModelDigest, runtime: str, fingerprint: str) -> bool:
-        """Whether these numbers are of this model, runtime and device; otherwise they are to be measured again."""
-        return (self.digest, self.runtime, self.fingerprint) == (digest, runtime, fingerprint)
+    def holds_for(self, *, digest: ModelDigest, runtime: str, fingerprint: str, basis: str) -> bool:
+        """Whether these numbers are of this model, runtime, device and surroundings; otherwise they are to be measured
+        again."""
+        return (self.digest, self.runtime, self.fingerprint, self.basis) == (digest, runtime, fingerprint, basis)
 
 
 def write_golden_runs(runs: GoldenRuns, folder: Path) -> tuple[int, str]:

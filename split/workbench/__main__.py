@@ -20,14 +20,11 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from split.errors import EngineFailed, InvalidModel, InvalidRequest, IsthmusError, ModelUnavailable
 from split.workbench.child import say
 from split.workbench.limits import Limits, apply_limits, tells_of_memory
-
-if TYPE_CHECKING:
-    from split.profiles.contract import Contract
 
 BACKGROUND_NICE: Final = 15
 """What makes later requests faster must not make the present ones slower."""
@@ -171,20 +168,23 @@ def _rehearse(parsed: argparse.Namespace) -> None:
 
 def _cuts(parsed: argparse.Namespace) -> None:
     from split.workbench.cut import list_cuts
+    from split.workbench.golden import inputs_beside
     from split.workbench.inputs import read_inputs
 
-    parsed.out.write_text(json.dumps(list_cuts(parsed.model, inputs=read_inputs(parsed.inputs))))
+    inputs = read_inputs(parsed.inputs) or inputs_beside(parsed.model)
+    parsed.out.write_text(json.dumps(list_cuts(parsed.model, inputs=inputs)))
 
 
 def _check(parsed: argparse.Namespace) -> None:
     from split.workbench.check import check_cuts
+    from split.workbench.golden import inputs_beside
     from split.workbench.inputs import read_inputs
 
     cuts = parsed.cuts if parsed.cuts in {"all", "candidates"} else parsed.cuts.split(",")
     found = check_cuts(
         parsed.model,
         cuts,
-        inputs=read_inputs(parsed.inputs),
+        inputs=read_inputs(parsed.inputs) or inputs_beside(parsed.model),
         outputs_dir=parsed.outputs,
         on_progress=_say_progress,
     )
@@ -193,6 +193,7 @@ def _check(parsed: argparse.Namespace) -> None:
 
 def _profile(parsed: argparse.Namespace) -> None:
     from split.graph.card import read_card
+    from split.profiles.contract import contract_beside
     from split.runtime.segment import OrtEngine, usable_threads
     from split.workbench.inputs import read_inputs
     from split.workbench.optimise import Optimiser
@@ -204,7 +205,7 @@ def _profile(parsed: argparse.Namespace) -> None:
         card,
         parsed.folder,
         inputs=None if inputs is None else [inputs],
-        contract=_contract_beside(parsed.model),
+        contract=contract_beside(parsed.model),
         engine=engine,
         threads=threads,
         open_best=Optimiser(card, parsed.folder, engine, threads=threads).open,
@@ -214,6 +215,7 @@ def _profile(parsed: argparse.Namespace) -> None:
 
 def _optimise(parsed: argparse.Namespace) -> None:
     from split.graph.card import read_card, read_cut
+    from split.profiles.contract import contract_beside
     from split.runtime.segment import OrtEngine, usable_threads
     from split.workbench.golden import golden_requests, read_golden_inputs
     from split.workbench.optimise import optimise
@@ -225,7 +227,7 @@ def _optimise(parsed: argparse.Namespace) -> None:
     inputs = read_golden_inputs(parsed.folder / "golden.npz")
     if inputs is None:
         whole = engine.open(Path(card.path), threads=threads)
-        inputs = golden_requests(card, whole, inputs=None, contract=_contract_beside(parsed.model))[0].inputs
+        inputs = golden_requests(card, whole, inputs=None, contract=contract_beside(parsed.model))[0].inputs
         whole.close()
     optimise(
         card,
@@ -236,14 +238,6 @@ def _optimise(parsed: argparse.Namespace) -> None:
         threads=threads,
         on_progress=_say_progress,
     )
-
-
-def _contract_beside(model: Path) -> Contract | None:
-    """In a repository the contract lies beside the version folders: NAME/contract.yaml, NAME/1/model.onnx."""
-    from split.profiles.contract import load_contract
-
-    path = model.absolute().parent.parent / "contract.yaml"
-    return load_contract(path) if path.is_file() else None
 
 
 if __name__ == "__main__":

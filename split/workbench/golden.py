@@ -7,6 +7,7 @@ by name, or a picture where the contract says how one becomes an input. One `.np
 
 from __future__ import annotations
 
+import hashlib
 import io
 import logging
 import zipfile
@@ -15,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import numpy as np
 from PIL import Image
 
+from split.codec.fidelity import MEASURES
 from split.codec.golden import golden_inputs
 from split.codec.image import prepare_image
 from split.errors import EngineFailed, InvalidModel, InvalidRequest
@@ -83,6 +86,25 @@ def inputs_beside(model_path: Path) -> Tensors | None:
     """
     found = [path for path in _files_beside(model_path) if path.suffix.lower() == ".npz"]
     return read_inputs(found[0]) if found else None
+
+
+def profile_basis(model_path: Path, contract: Contract | None) -> str:
+    """16 hex digits over what a profile depends on besides model, runtime and device: the golden requests that lie
+    beside the model, the pictures that the contract takes, the measures of fidelity. Reads the files.
+
+    None stands for a contract without pictures. Requests that were given (`--inputs`) change nothing in it: whoever
+    measured on them meant it, until the surroundings change.
+    """
+    digest = hashlib.sha256(repr((REQUESTS_MAX, sorted(MEASURES))).encode())
+    for name, spec in sorted((contract.encoded() if contract is not None else {}).items()):
+        digest.update(repr((name, msgspec.to_builtins(spec))).encode())
+    for path in _files_beside(model_path)[:REQUESTS_MAX]:
+        try:
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError as error:
+            content = str(error.errno)
+        digest.update(repr((path.name, content)).encode())
+    return digest.hexdigest()[:16]
 
 
 def write_golden(requests: Sequence[Golden], path: Path) -> None:

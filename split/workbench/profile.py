@@ -36,7 +36,7 @@ from split.runtime.machine import read_machine
 from split.runtime.optimised import WHOLE
 from split.runtime.profiler import measure, measure_interleaved
 from split.tensor import Tensors, bind_dims, worst_difference
-from split.workbench.golden import Golden, golden_requests, inputs_to_compare, typical_jpeg, write_golden
+from split.workbench.golden import Golden, golden_requests, inputs_to_compare, profile_basis, typical_jpeg, write_golden
 from split.workbench.optimise import Opener, open_halves
 
 log = logging.getLogger(__name__)
@@ -73,6 +73,7 @@ def profile_model(
     measure on or the runtime refuses the whole; a cut that does not open or computes something else is left out with a
     warning.
     """
+    basis = profile_basis(Path(card.path), contract)
     on_progress("opening the model", 0.0)
     whole: Segment = engine.open(Path(card.path), threads=threads)
     golden = golden_requests(card, whole, inputs=inputs, contract=contract)
@@ -110,6 +111,7 @@ def profile_model(
         digest=card.digest,
         runtime=engine.name,
         fingerprint=read_machine().digest,
+        basis=basis,
         dims=dims,
         threads=threads,
         whole_ms=typical_ms,

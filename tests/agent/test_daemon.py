@@ -311,3 +311,38 @@ async def test_a_model_replaced_in_place_answers_with_its_new_weights_once_loade
         _, answer_now = await caller.infer([[0.0, 1.0, 2.0]], outputs=[{"name": "y"}])
         [y] = answer_now["outputs"]  # type: ignore[misc]
         assert y["data"] == [0.0, -1.0, -2.0]  # type: ignore[index]
+
+
+STRICT = """
+<ir_version: 10, opset_import: ["" : 18]>
+strict (float[6] x, int64[2] s) => (float[n, m] y) {
+  a = Relu(x)
+  r = Reshape(a, s)
+  y = Exp(r)
+}
+"""
+
+
+async def test_golden_requests_laid_beside_a_model_are_measured_on_without_a_new_cache(tmp_path: Path) -> None:
+    lay_model(tmp_path / "models", "strict", onnx.parser.parse_model(STRICT).SerializeToString())
+    async with Daemon(configured(tmp_path, tmp_path)) as daemon, aiohttp.ClientSession() as session:
+        caller = Caller(session, daemon)
+        await caller.until(caller.settled)
+        _, status = await caller.get("/v2/isthmus/status")
+        [model] = status["models"]  # type: ignore[misc]
+        assert model["state"] == "READY"
+        assert "lay a golden.npz" in model["reason"]
+        measured: list[tuple[int, ...]] = []
+        for width in (2, 3):
+            shape = np.array([6 // width, width])
+            np.savez(tmp_path / "models" / "strict" / "golden.npz", x=np.arange(6, dtype="f4"), s=shape)
+            async with session.post(f"{caller.base}/v2/repository/models/strict/load", json={}) as answer:
+                assert answer.status == 200
+            await caller.until(caller.settled)
+            _, status = await caller.get("/v2/isthmus/status")
+            [model] = status["models"]  # type: ignore[misc]
+            assert (model["profiled"], model["reason"]) == (True, "")
+            [kept] = (tmp_path / "cache" / "models").glob("*/golden.npz")
+            with np.load(kept) as golden:
+                measured.append(golden["0/output/y"].shape)
+        assert measured == [(3, 2), (2, 3)]

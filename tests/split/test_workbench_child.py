@@ -9,11 +9,12 @@ import signal
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx.parser
 import pytest
 
-from split.errors import CutRefused, InvalidModel, InvalidRequest, ModelUnavailable
+from split.errors import CutRefused, EngineFailed, InvalidModel, InvalidRequest, ModelUnavailable
 from split.graph.card import read_card
 from split.workbench import child
 from split.workbench.child import run_child, run_child_sync
@@ -116,3 +117,27 @@ async def test_cancelling_ends_the_child(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_blocking_twin_does_the_same(tmp_path: Path) -> None:
     with pytest.raises(InvalidModel, match="is not a file"):
         run_child_sync(["probe", str(tmp_path / "gone.onnx")], timeout_s=60)
+
+
+STRICT = """<ir_version: 8, opset_import: ["" : 18]>
+    g (float[6] x, int64[2] s) => (float[n, m] y) { a = Relu(x)  r = Reshape(a, s)  y = Exp(r) }"""
+
+
+@pytest.mark.parametrize("job", ["check", "cuts"])
+async def test_a_golden_request_beside_the_model_is_what_its_cuts_are_shown_and_checked_with(
+    tmp_path: Path, job: str
+) -> None:
+    path = tmp_path / "strict" / "1" / "model.onnx"
+    path.parent.mkdir(parents=True)
+    onnx.save(onnx.parser.parse_model(STRICT), path)
+    command = [job, str(path), "--out", str(tmp_path / "out.json")]
+    if job == "check":
+        with pytest.raises(EngineFailed, match="Reshape"):
+            await run_child(command, timeout_s=60)
+    np.savez(tmp_path / "strict" / "golden.npz", x=np.arange(6, dtype="f4"), s=np.array([3, 2]))
+    await run_child(command, timeout_s=60)
+    found = json.loads((tmp_path / "out.json").read_bytes())
+    if job == "check":
+        assert [(cut["boundary"], cut["max_rel"]) for cut in found] == [(["a"], 0.0), (["r"], 0.0)]
+    else:
+        assert [cut["boundary"][0]["shape"] for cut in found["cuts"]] == [[6], [3, 2]]

@@ -3,6 +3,7 @@
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,7 +22,7 @@ from split.profiles.image_spec import ImageSpec
 from split.profiles.measured import GOLDEN_RUNS, GoldenRuns, ModelProfile, read_golden_runs, read_profile
 from split.runtime.segment import OrtEngine
 from split.tensor import Tensors, TensorSpec
-from split.workbench.golden import typical_jpeg
+from split.workbench.golden import profile_basis, typical_jpeg
 from split.workbench.profile import profile_model
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17]>'
@@ -99,8 +100,39 @@ def test_each_part_and_codec_has_its_cost_and_the_file_holds_what_was_returned(t
     assert eighth.bytes < half.bytes < raw.bytes
     assert [codec.codec for codec in profile.input_codecs] == ["raw", "fp16", "int8"]
     assert read_profile(tmp_path / "parts") == profile
-    assert profile.holds_for(digest=profile.digest, runtime=OrtEngine().name, fingerprint=profile.fingerprint)
-    assert not profile.holds_for(digest=profile.digest, runtime=OrtEngine().name, fingerprint="another device")
+    here = {
+        "digest": profile.digest,
+        "runtime": OrtEngine().name,
+        "fingerprint": profile.fingerprint,
+        "basis": profile_basis(tmp_path / "models/m/1/model.onnx", None),
+    }
+    assert profile.holds_for(**here)  # type: ignore[arg-type]  # a digest is a str
+    for other in here:
+        assert not profile.holds_for(**here | {other: "another"})  # type: ignore[arg-type]  # as above
+
+
+def test_a_profile_is_stale_once_what_it_was_measured_with_changes(tmp_path: Path) -> None:
+    path = Path(lay_out(tmp_path).path)
+    home = path.parent.parent
+
+    def contract(**encoded: Any) -> Contract:
+        return Contract(data=Data(inputs=(InputContract(name="x", encoded=ImageSpec(resize=8, **encoded)),)))
+
+    bases = [profile_basis(path, None)]
+    assert profile_basis(path, Contract()) == bases[0]  # no pictures either
+    bases += [profile_basis(path, contract(crop=8)), profile_basis(path, contract(crop=4))]
+    np.savez(home / "golden.npz", x=np.ones((1, 1024), "f4"))
+    bases.append(profile_basis(path, None))
+    np.savez(home / "golden.npz", x=np.zeros((1, 1024), "f4"))
+    bases.append(profile_basis(path, None))
+    (home / "golden").mkdir()
+    (home / "golden" / "one.png").write_bytes(b"a picture")
+    bases.append(profile_basis(path, None))
+    (home / "golden" / "one.png").rename(home / "golden" / "two.png")
+    bases.append(profile_basis(path, None))
+    assert len(set(bases)) == len(bases)
+    (home / "labels.txt").write_text("cat")
+    assert profile_basis(path, None) == bases[-1]
 
 
 def test_the_fidelity_of_fp16_is_the_worst_over_all_requests(tmp_path: Path) -> None:
