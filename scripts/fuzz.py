@@ -70,7 +70,7 @@ def main() -> int:
     cuts = kinds.add_parser("cuts", help="random models, cut everywhere, against the whole")
     cuts.add_argument("--graphs", type=int, default=300, metavar="N", help="valid graphs to draw (300)")
     cuts.add_argument("--seed", type=int, default=0, metavar="S", help="of the first graph; the next ones count on (0)")
-    cuts.add_argument("--cuts", type=int, default=8, metavar="N", help="cuts of each graph that are run (8)")
+    cuts.add_argument("--cuts", type=int, default=9, metavar="N", help="cuts of each graph that are run (9)")
     cuts.add_argument("--json", type=Path, metavar="FILE", help="write the table, too")
     arguments = parser.parse_args()
     console = Console(stderr=False)

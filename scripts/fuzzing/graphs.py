@@ -244,6 +244,26 @@ def _noise(draft: Draft, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, 
     return whole.astype(NUMPY[dtype])
 
 
+def needed_nodes(nodes: Sequence[onnx.NodeProto], names: Sequence[str]) -> list[onnx.NodeProto]:
+    """The nodes that these names need, in their order."""
+    makers = {name: node for node in nodes for name in node.output if name}
+    kept: set[int] = set()
+    waiting = list(names)
+    while waiting:
+        node = makers.get(waiting.pop())
+        if node is not None and id(node) not in kept:
+            kept.add(id(node))
+            waiting += reads(node)
+    return [node for node in nodes if id(node) in kept]
+
+
+def reads(node: onnx.NodeProto) -> set[str]:
+    """Names the node reads, in its bodies, too."""
+    inner = [other for attribute in node.attribute if attribute.HasField("g") for other in attribute.g.node]
+    results = [made.name for attribute in node.attribute if attribute.HasField("g") for made in attribute.g.output]
+    return {*node.input, *results}.union(*(reads(other) for other in inner))
+
+
 def _model(draft: Draft) -> onnx.ModelProto:
     dice = draft.dice
     read = {name for node in draft.nodes for name in node.input}
@@ -253,6 +273,9 @@ def _model(draft: Draft) -> onnx.ModelProto:
     chosen += [value for value in dice.sample(others, min(len(others), 2)) if dice.random() < 0.4]
     if not chosen:
         chosen = [draft.values[-1]]
+    if any(value.dtype == FLOAT16 for value in draft.values) or any("Quantize" in n.op_type for n in draft.nodes):
+        # There a node that nobody needs can change what the runtime makes of the others, and parts have none.
+        draft.nodes = needed_nodes(draft.nodes, [value.name for value in chosen])
     inputs = [info(value, dims=_dims(draft, value)) for value in draft.inputs]
     weights = {tensor.name: tensor for tensor in draft.initializers}
     old = draft.opset < 9

@@ -14,7 +14,7 @@ import onnx
 from onnx import helper
 
 from scripts.fuzzing.cuts import Tally, Wrong, judge
-from scripts.fuzzing.graphs import RandomGraph, random_graph
+from scripts.fuzzing.graphs import RandomGraph, needed_nodes, random_graph, reads
 
 TRIES_MAX: Final = 60
 CUTS_MAX: Final = 40
@@ -43,18 +43,8 @@ def _with_output(graph: RandomGraph, name: str) -> RandomGraph:
     """The nodes that `name` needs, with it as the only output."""
     proto = onnx.ModelProto()
     proto.CopyFrom(graph.proto)
-    needed, kept = {name}, []
-    makers = {made: node for node in proto.graph.node for made in node.output if made}
-    waiting = [name]
-    while waiting:
-        node = makers.get(waiting.pop())
-        if node is None or node in kept:
-            continue
-        kept.append(node)
-        reads = {*node.input, *_captured(node)} - needed
-        needed |= reads
-        waiting += reads
-    nodes = [node for node in graph.proto.graph.node if any(node == other for other in kept)]
+    nodes = needed_nodes(graph.proto.graph.node, [name])
+    needed = {name}.union(*(reads(node) for node in nodes))
     del proto.graph.node[:], proto.graph.output[:]
     proto.graph.node.extend(nodes)
     kind = next((output for output in graph.proto.graph.output if output.name == name), None)
@@ -63,9 +53,3 @@ def _with_output(graph: RandomGraph, name: str) -> RandomGraph:
     del proto.graph.initializer[:]
     proto.graph.initializer.extend(weights)
     return dataclasses.replace(graph, proto=proto)
-
-
-def _captured(node: onnx.NodeProto) -> set[str]:
-    bodies = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
-    inner = [other for body in bodies for other in body.node]
-    return {name for other in inner for name in (*other.input, *_captured(other))}

@@ -17,6 +17,7 @@ from split.graph.cost import node_flops
 from split.graph.exposure import shown_inputs
 from split.graph.model import Model
 from split.graph.quantised import inside_groups
+from split.graph.quirks import misread
 from split.ids import CutId, cut_id
 from split.tensor import TensorSpec
 
@@ -232,7 +233,7 @@ class _Walk:
 
 def troubles(model: Model) -> dict[str, str]:
     """Values that cannot cross a boundary → why, as a sentence."""
-    found = dict(inside_groups(model))
+    found = {**misread(model), **inside_groups(model)}
     found |= {name: text for name in model.values if (text := _trouble(model, name))}
     return found
 

@@ -114,15 +114,20 @@ class Model:
             return spec
         return TensorSpec(name=name, dtype="FP32", shape=spec.shape)
 
-    def learn(self, name: str, dtype: str, dims: Sequence[int]) -> None:
-        """Note what a run showed of an `unknown` value: the type, the rank, and the dims where nothing varies."""
+    def learn(self, name: str, dtype: str, dims: Sequence[int], declared: Sequence[Dim]) -> None:
+        """Note what a run showed of an `unknown` value: the type, the rank, and the dims where nothing varies.
+
+        `declared`: its shape as the runtime infers it (-1 for what it does not know): what a part declares of it.
+        """
         value = self.values[name]
         if value.dtype is None:
             value.dtype = ir.DataType[_ONNX_NAMES.get(dtype, dtype)]
         fixed = all(isinstance(dim, int) and dim >= 0 for spec in self.inputs for dim in spec.shape)
         if value.shape is None:
-            # Only the rank is declared to the runtime: a dim that one run showed may vary with the data.
-            value.shape = ir.Shape([None] * len(dims))
+            # Not the dims of the run, which may vary with the data; nor names the runtime made up.
+            known = {dim for spec in self.inputs for dim in spec.shape if isinstance(dim, str)}
+            kept = [dim if dim in known or (isinstance(dim, int) and dim >= 0) else None for dim in declared]
+            value.shape = ir.Shape(kept if len(kept) == len(dims) else [None] * len(dims))
         shape: tuple[Dim, ...] = tuple(dims) if fixed else (-1,) * len(dims)
         self._specs[name] = TensorSpec(name=name, dtype=dtype, shape=shape)
 
@@ -189,7 +194,7 @@ def read_values(node: ir.Node) -> list[ir.Value]:
     """Values of the node's own graph that it needs: its inputs and what its bodies capture, each once."""
     read = {id(v): v for v in node.inputs if v is not None and v.name}
     for body in bodies(node):
-        read.update((id(v), v) for v in _captured(body) if v.name)
+        read.update((id(v), v) for v in captured_by(body) if v.name)
     return list(read.values())
 
 
@@ -255,7 +260,7 @@ def _ordered(graph: ir.Graph, path: Path) -> list[ir.Node]:
     return order
 
 
-def _captured(body: ir.Graph) -> Iterable[ir.Value]:
+def captured_by(body: ir.Graph) -> Iterable[ir.Value]:
     """Values that a body takes from the graphs around it."""
     inner = {id(v) for v in (*body.inputs, *body.initializers.values())}
     inner.update(id(v) for node in body for v in node.outputs)

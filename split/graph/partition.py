@@ -17,12 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
+import onnx
 import onnx_ir as ir
 
 from split.errors import CutRefused, InvalidModel, ModelUnavailable
 from split.graph.cuts import Cut
 from split.graph.half import inner_names, narrow, wide_in_head, wide_in_tail, widen
-from split.graph.model import Model, read_values
+from split.graph.model import Model, bodies, read_values
 from split.graph.shapes import is_weight
 
 WEIGHTS_FILE: Final = "weights.bin"
@@ -158,10 +159,21 @@ def _serialised(view: ir.GraphView, name: str, model: Model) -> bytes:
     graph = cast(ir.Graph, view)  # onnx-ir documents that a Model may hold a view
     part = ir.Model(graph, ir_version=max(source.ir_version, 4), functions=list(source.functions.values()))
     proto = ir.serde.serialize_model(part)
+    _restore_outputs(proto.graph, view)
     del proto.graph.value_info[:]  # the runtime infers types itself; what the file claims of inner values may be stale
     data = proto.SerializeToString()
     assert isinstance(data, bytes)
     return data
+
+
+def _restore_outputs(proto: onnx.GraphProto, graph: ir.GraphView | ir.Graph) -> None:
+    """Put back the unnamed outputs at the end of nodes, which onnx-ir leaves out: some kernels look at their number (a
+    MaxPool that could tell indices compares NaN otherwise)."""
+    for written, node in zip(proto.node, graph, strict=True):
+        written.output.extend([""] * (len(node.outputs) - len(written.output)))
+        inner = [a.g for a in written.attribute if a.HasField("g")]
+        for body, source in zip(inner, bodies(node), strict=True):
+            _restore_outputs(body, source)
 
 
 def _weights(model: Model) -> Iterator[ir.Value]:

@@ -244,10 +244,11 @@ def _observe(model: Model, names: list[str], feeds: Tensors, path: Path) -> None
             waiting += [half for half in (group[:middle], group[middle:]) if 0 < len(half) < len(group)]
             continue
         unknown = set(model.unknown)
+        declared = {spec.name: spec.shape for spec in segment.output_specs}
         for name, array in seen.items():
             model.shapes[name] = array.shape
             if name in unknown:
-                model.learn(name, dtype_name(array.dtype), array.shape)
+                model.learn(name, dtype_name(array.dtype), array.shape, declared[name])
 
 
 def _why_none(model: Model) -> str:
