@@ -24,6 +24,7 @@ from split.codec.image import image_fingerprint
 from split.codec.payload import decode
 from split.errors import CompanionRefused, ConnectionLost, InvalidModel, IsthmusError, RemoteProtocolError
 from split.graph.card import CutCard
+from split.runtime.kernels import kernel_answers, kernels_differ
 from split.transport.channel import Channel
 from split.transport.retry import Backoff
 from split.wire.messages import (
@@ -165,6 +166,9 @@ class Openings:
             await asyncio.sleep(backoff.failed())
 
     async def _share(self, model: ServedModel) -> None:
+        kernels = self._channel.peer_hello.kernels
+        if model.card.integer and (why := kernels_differ(kernels, kernel_answers())) is not None:
+            raise CompanionRefused("DIFFERENT_NUMBERS", f"the companion computes integers differently: {why}")
         same = self._channel.peer_hello.image == image_fingerprint()
         why = None if same else "the companion decodes pictures otherwise than this device"
         self._planner.forbid_encoded(model.name, why)

@@ -25,6 +25,7 @@ from split.codec.payload import CODECS
 from split.errors import ChannelError, ConfigError
 from split.identity.contexts import Identity
 from split.identity.readiness import require_identity
+from split.runtime.kernels import kernel_answers
 from split.runtime.segment import OrtEngine, usable_threads
 from split.runtime.store import SegmentStore
 from split.systemd import feed_watchdog, notify
@@ -104,6 +105,7 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
             codecs=CODECS,
             models=store.held(),
             image=image_fingerprint(),
+            kernels=kernel_answers(),
         )
 
     def live() -> bool:

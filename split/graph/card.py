@@ -15,7 +15,7 @@ from split.errors import CutRefused, InvalidModel
 from split.ids import CutId, ModelDigest
 from split.tensor import TensorSpec
 
-CARD_VERSION = 4
+CARD_VERSION = 5
 
 
 class CutCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +54,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """In the model's declared order; symbolic dims kept."""
     nodes: int
     opset: int
+    integer: bool = False
+    """Whether operators compute in integers: then both sides' integer kernels must answer alike."""
     cuts: tuple[CutCard, ...]
     """Candidates in topological order."""
     made: dict[str, tuple[int, str]] = {}

@@ -16,6 +16,15 @@ _QUANTISE: Final = frozenset(("QuantizeLinear", "com.microsoft.QuantizeLinear"))
 _DEQUANTISE: Final = frozenset(("DequantizeLinear", "com.microsoft.DequantizeLinear"))
 
 
+_INTEGER: Final = ("Integer", "QLinear", "uantize", "QGemm", "QAttention", "MatMulNBits")
+"""Parts of the names of operators that multiply integers, or that the runtime fuses into one that does."""
+
+
+def computes_in_integers(model: Model) -> bool:
+    """Whether any operator, in bodies too, multiplies integers: kernels for that need not agree between machines."""
+    return any(part in node.op_type for graph in model.source.graphs() for node in graph for part in _INTEGER)
+
+
 def inside_groups(model: Model) -> Mapping[str, str]:
     """Tensor inside of a group → why it may not cross a boundary, as a sentence."""
     dequantised = {

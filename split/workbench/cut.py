@@ -33,6 +33,7 @@ from split.graph.cuts import (
 from split.graph.load import load_model
 from split.graph.model import Model
 from split.graph.partition import WEIGHTS_FILE, share_weights, whole_with, write_parts, write_whole
+from split.graph.quantised import computes_in_integers
 from split.graph.shapes import concrete_shapes
 from split.ids import CutId, ModelDigest
 from split.runtime.segment import OrtEngine
@@ -122,6 +123,7 @@ def describe(model: Model, cuts: Sequence[Cut]) -> ModelCard:
         outputs=model.outputs,
         nodes=len(model.nodes),
         opset=model.opset,
+        integer=computes_in_integers(model),
         cuts=tuple(cut_card(model, cut, share) for cut, share in zip(cuts, shares, strict=True)),
         no_cuts_reason="" if cuts else _why_none(model),
     )

@@ -4,6 +4,7 @@ they are told at the other end of channels in memory."""
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -26,6 +28,7 @@ from split.ids import CutId, ModelDigest, ModelName
 from split.plan.plan import RequestFacts
 from split.profiles.contract import Contract, Data
 from split.profiles.measured import CodecCosts, CutCosts, ModelProfile
+from split.runtime.kernels import kernel_answers
 from split.runtime.segment import OrtEngine
 from split.runtime.store import SegmentStore
 from split.tensor import TensorSpec
@@ -60,8 +63,16 @@ def joined(tensors: Any) -> bytes:
     return b"".join(bytes(part) for part in encode(tensors, "raw"))
 
 
-def hello(max_message_bytes: int = 1 << 20) -> Hello:
-    return Hello(major=1, minor=0, agent="test", runtime="test", max_message_bytes=max_message_bytes, codecs=("raw",))
+def hello(max_message_bytes: int = 1 << 20, kernels: dict[str, int] | None = None) -> Hello:
+    return Hello(
+        major=1,
+        minor=0,
+        agent="test",
+        runtime="test",
+        max_message_bytes=max_message_bytes,
+        codecs=("raw",),
+        kernels=kernels or {},
+    )
 
 
 class Golden:
@@ -164,6 +175,8 @@ class World:
     on_offer: Script = takes
     on_cut: Script = opens
     max_message_bytes: int = 1 << 20
+    kernels: dict[str, int] = field(default_factory=dict)
+    """What the companion says of its integer kernels."""
     draw: float = 0.5
     limits: Any = None
     dead: set[str] = field(default_factory=set)
@@ -203,7 +216,7 @@ class World:
             raise ConnectionLost(f"{address} did not answer")
         if address in self.refused:
             raise ConnectionLost(f"{address} refused")
-        device, companion = memory_pair(hello(), hello(self.max_message_bytes))
+        device, companion = memory_pair(hello(), hello(self.max_message_bytes, self.kernels))
         if self.delay_s:
             delay_arrivals(device, self.delay_s)
         self.connected.append((address, device, companion))
@@ -351,6 +364,37 @@ def test_a_model_refused_for_good_is_offered_once(tmp_path: Path, code: str) -> 
             assert world.count(ModelOffer) == 1
 
     run_in_virtual_time(main())
+
+
+def of_integers(folder: Path) -> ServedModel:
+    served = model(folder)
+    return dataclasses.replace(served, card=msgspec.structs.replace(served.card, integer=True))
+
+
+@story
+async def test_where_integer_kernels_differ_a_model_of_integers_is_not_shared_and_the_reason_is_shown(
+    tmp_path: Path,
+) -> None:
+    saturating = kernel_answers() | {"MatMulInteger": 1_048_544}
+    async with running(World(tmp_path, kernels=saturating), of_integers(tmp_path)) as world:
+        await asyncio.sleep(3600)
+        assert "computes integers differently: its MatMulInteger answers 1,048,544 where" in world.why()
+        assert world.count(ModelOffer) == 0
+        assert world.why() == world.planner.snapshot(world.now)["models"]["m"]["local_only_reason"]
+
+
+@story
+async def test_where_integer_kernels_differ_a_model_of_floats_is_shared(tmp_path: Path) -> None:
+    async with running(World(tmp_path, kernels={"MatMulInteger": 1_048_544})) as world:
+        await asyncio.sleep(10)
+        assert world.why() == ""
+
+
+@story
+async def test_where_integer_kernels_answer_alike_a_model_of_integers_is_shared(tmp_path: Path) -> None:
+    async with running(World(tmp_path, kernels=kernel_answers()), of_integers(tmp_path)) as world:
+        await asyncio.sleep(10)
+        assert world.why() == ""
 
 
 @story

@@ -14,9 +14,10 @@ from split.graph.cuts import all_prefix_cuts
 from split.graph.load import load_model
 from split.graph.model import Model
 from split.graph.partition import share_weights
+from split.graph.quantised import computes_in_integers
 from split.runtime.segment import OrtEngine
 from split.workbench.check import run_halves
-from split.workbench.cut import settle
+from split.workbench.cut import describe, settle
 
 Load = Callable[[str], Model]
 
@@ -68,3 +69,29 @@ def test_a_dequantised_tensor_that_nothing_fuses_with_may_cross(load: Load) -> N
         g (float[3] x) => (float[3] y) <float s = {0.5}, int8 z = {3}, float two = {2}>
         { q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)  y = Mul(two, d) }""")
     assert [cut.legal for cut in all_prefix_cuts(model)] == [True, True]
+
+
+DYNAMIC = """<ir_version: 8, opset_import: ["" : 18]>
+    g (float[2, 3] x) => (float[2, 2] y) <int8[3, 2] W = {1, 2, 3, 4, 5, 6}>
+    { q, s, z = DynamicQuantizeLinear(x)  m = MatMulInteger(q, W, z)  f = Cast<to = 1>(m)  y = Mul(f, s) }"""
+INSIDE = """<ir_version: 8, opset_import: ["" : 18]>
+    g (float[2, 3] x, bool c) => (float[2, 2] y) <int8[3, 2] W = {1, 2, 3, 4, 5, 6}, float s = {1}>
+    {
+      y = If(c) <
+        then_branch = a () => (float[2, 2] t) { w = DequantizeLinear(W, s)  t = MatMul(x, w) },
+        else_branch = b () => (float[2, 2] e) { v = DequantizeLinear(W, s)  e = Gemm(x, v) }
+      >
+    }"""
+
+
+@pytest.mark.parametrize("text", [MATMUL, DYNAMIC, INSIDE])
+def test_a_model_that_multiplies_integers_says_so(load: Load, text: str) -> None:
+    assert computes_in_integers(load(text))
+    assert describe(load(text), []).integer
+
+
+def test_a_model_of_floats_and_indices_does_not(load: Load) -> None:
+    model = load("""<ir_version: 8, opset_import: ["" : 18]>
+        g (float[2, 3] x) => (float[6] y) <int64[1] flat = {-1}> { a = MatMul(x, x1) x1 = Transpose(x)
+        s = Shape(a)  r = ReduceSum<keepdims = 0>(s)  f = Cast<to = 1>(r)  b = Reshape(x, flat)  y = Mul(b, f) }""")
+    assert not computes_in_integers(model)
