@@ -227,9 +227,10 @@ def _proportional(one: Weighed, two: Weighed) -> bool:
 
 
 def _narrower_than_inputs(weighed: Weighed, points: Iterable[Point]) -> list[Point]:
-    """The front of these points without those that are slower than sending the inputs, where these may be sent."""
+    """The front of these points without those that are slower than sending the inputs, where these may be sent and the
+    companion does no work dearer than the device."""
     front = undominated(points)
-    if weighed.must:
+    if weighed.must or list(weighed.cloud) != list(weighed.device):
         return front
     offload = weighed.point(0)
     return [point for point in front if point.nbytes < offload.nbytes]

@@ -26,6 +26,7 @@ from math import gcd
 from split.graph.flow import Network
 from split.graph.weighed import INPUT, Block, Crossable, Point, Weighed, as_set, bits, crosses
 
+_Vector = tuple[int, int, int]
 Weights = tuple[int, int, int]
 """What one unit of (device cost, bytes, cloud cost) costs: integers, not negative."""
 
@@ -93,8 +94,10 @@ def _corners(points: Sequence[Point]) -> Iterator[Weights]:
     axes = ((1, 0, 0), (0, 1, 0), (0, 0, 1))
     yield from axes
     planes = [(p.device, p.nbytes, p.cloud) for p in points]
-    ties = [tuple(a - b for a, b in zip(p, q, strict=True)) for p, q in combinations(planes, 2)]
-    for one, two in combinations((*axes, *ties), 2):
+    # Three costs tie there, or two with one weight 0.
+    pairs: list[tuple[_Vector, _Vector]] = [(_minus(p, q), axis) for p, q in combinations(planes, 2) for axis in axes]
+    pairs += [(_minus(p, q), _minus(p, r)) for p, q, r in combinations(planes, 3)]
+    for one, two in pairs:
         cross = (
             one[1] * two[2] - one[2] * two[1],
             one[2] * two[0] - one[0] * two[2],
@@ -109,6 +112,10 @@ def _corners(points: Sequence[Point]) -> Iterator[Weights]:
         values = [point.at(weights) for point in points]
         if values.count(min(values, default=0)) + weights.count(0) >= 3:
             yield weights
+
+
+def _minus(one: _Vector, two: _Vector) -> _Vector:
+    return one[0] - two[0], one[1] - two[1], one[2] - two[2]
 
 
 class MinCut:

@@ -182,6 +182,15 @@ def test_measured_costs_take_the_place_of_the_estimate(tmp_path: Path) -> None:
     assert {cut.boundary for cut in found.cuts} == {("rc",)}
 
 
+def test_work_that_only_the_device_does_well_is_done_there_even_where_that_ships_more(tmp_path: Path) -> None:
+    model = load(tmp_path, THREE, **THREE_WEIGHTS)
+    # The companion is slow at the first convolution; its output is wider than the input.
+    cloud = [100.0 if node.key == "a" else 1.0 for node in model.nodes]
+    found = find_candidates(model, device_costs=[1.0] * len(model.nodes), cloud_costs=cloud)
+    assert ("ra",) in {cut.boundary for cut in found.cuts}
+    assert crossing_bytes(model, cut_at(model, ["ra"])) > model.nbytes("x")
+
+
 def test_a_front_that_was_cut_short_is_reported_and_still_gives_narrow_cuts(tmp_path: Path) -> None:
     # Twelve branches from one wide tensor, each narrowing; thousands of sets between.
     branches = "  ".join(f"b{at} = Conv<strides = [4, 4]>(w, B{at})  c{at} = Relu(b{at})" for at in range(12))
