@@ -31,7 +31,6 @@ from split.errors import ConfigError
 from split.identity.contexts import Identity
 from split.identity.readiness import require_identity
 from split.profiles.address import HostPort
-from split.runtime.kernels import kernel_answers
 from split.runtime.machine import read_machine
 from split.runtime.segment import OrtEngine, usable_threads
 from split.runtime.store import SegmentStore
@@ -174,7 +173,6 @@ class Daemon:
                 max_message_bytes=DEFAULT_LIMITS.max_message_bytes,
                 codecs=CODECS,
                 image=image_fingerprint(),
-                kernels=kernel_answers(),
             ),
             timeout_s=DIAL_TIMEOUT_S,
         )

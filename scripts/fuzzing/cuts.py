@@ -20,12 +20,12 @@ import onnx
 
 from scripts.fuzzing.graphs import RandomGraph
 from split.errors import CutRefused, InvalidModel, IsthmusError
+from split.graph.candidates import candidates
 from split.graph.cuts import (
     Cut,
     all_prefix_cuts,
     bitmap_of,
     boundary_specs,
-    candidates,
     cut_card,
     cut_from_mask,
     mask_of,
@@ -33,7 +33,7 @@ from split.graph.cuts import (
 from split.graph.load import load_model
 from split.graph.model import Model
 from split.graph.partition import share_weights, write_parts
-from split.runtime.segment import ort  # the one place that switches the vendor's telemetry off before the import
+from split.runtime.segment import runtime
 from split.tensor import Array, Tensors, relative_difference
 from split.workbench.cut import settle
 
@@ -43,8 +43,6 @@ ROUNDING: Final = 2**-10
 ROUNDED: Final = "off by one 16-bit rounding"
 HALF_FAILS: Final = "a half fails"
 UNOPENED: Final = "the runtime's optimiser fails on a half that it runs without"
-EXACT = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-FUSED = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,10 +228,12 @@ def _has_halves(model: Model) -> bool:
 
 
 def _open(path: Path, exact: bool) -> Any:
+    ort = runtime()
+    levels = ort.GraphOptimizationLevel
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4
-    options.graph_optimization_level = EXACT if exact else FUSED
+    options.graph_optimization_level = levels.ORT_DISABLE_ALL if exact else levels.ORT_ENABLE_ALL
     return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 

@@ -2,22 +2,20 @@
 
 An x86 without VNNI multiplies uint8 by int8 and adds two products in 16 bits, which saturates: 64 × 255 × 127 becomes
 1,048,544 there and 2,072,640 elsewhere. Golden inputs need not show it, since it takes large neighbours in activations
-*and* weights; a known answer does. Both sides tell theirs in `Hello`, and where they differ no model that computes in
-integers is shared (`agent/openings.py`).
+*and* weights; a known answer does. The companion tells its answers in `Hello`; where the device's own are others, no model
+that computes in integers is shared (`agent/openings.py`).
 """
 
 from __future__ import annotations
 
 import base64
-import os
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, Final
 
 import numpy as np
 
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # see `segment.py`
-import onnxruntime as ort
+from split.runtime.segment import runtime
 
 _MODEL: Final = base64.b64decode(
     "CAg6pQUKNQoGc3F1YXJlEgF3Ig9Db25zdGFudE9mU2hhcGUqFQoFdmFsdWUqCQgBEAMqAX9CAKABBDoACjMKBHRhcHMSAWsiD0Nv"
@@ -40,6 +38,7 @@ _OPERATORS: Final = ("MatMulInteger", "MatMulInteger, constant", "QLinearMatMul"
 @cache
 def kernel_answers() -> dict[str, int]:
     """Operator → what its kernel answers here; computed once, in a few milliseconds (blocking)."""
+    ort = runtime()
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session: Any = ort.InferenceSession(_MODEL, options, providers=["CPUExecutionProvider"])

@@ -40,7 +40,7 @@ _ARENA: Final = {
 
 
 @functools.cache
-def _ort() -> Any:
+def runtime() -> Any:
     """The runtime, imported when the first segment is opened: a process without models saves its 20 MB.
 
     All sessions share one arena for what they compute, since one runs at a time: nine segments of a ResNet-50 take
@@ -59,7 +59,7 @@ def _version() -> str:
     try:
         return importlib.metadata.version("onnxruntime")
     except importlib.metadata.PackageNotFoundError:  # a build for an accelerator
-        return str(_ort().__version__)
+        return str(runtime().__version__)
 
 
 _ELEMENT_TYPES: Final = {
@@ -94,7 +94,7 @@ def usable_providers() -> tuple[str, ...]:
 
     Some are listed and do nothing (`AzureExecutionProvider` in the plain wheel), others need a driver that is missing.
     """
-    ort = _ort()
+    ort = runtime()
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = _QUIET
@@ -118,7 +118,7 @@ class OrtEngine:
 
     def __init__(self, providers: Sequence[str] = (CPU_PROVIDER,)) -> None:
         wanted = [provider for provider in providers if provider != CPU_PROVIDER]
-        available = _ort().get_available_providers() if wanted else []
+        available = runtime().get_available_providers() if wanted else []
         for provider in wanted:
             if provider not in available:
                 raise ConfigError(
@@ -148,7 +148,7 @@ class OrtEngine:
         """
         options = self._options(threads)
         # Optimising again what is optimised fails on names, and would copy the weights.
-        options.graph_optimization_level = _ort().GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.graph_optimization_level = runtime().GraphOptimizationLevel.ORT_DISABLE_ALL
         if not prepack:
             options.add_session_config_entry("session.disable_prepacking", "1")
         return self._opened(path, options)
@@ -165,7 +165,7 @@ class OrtEngine:
 
     def _options(self, threads: int) -> ort.SessionOptions:
         assert threads >= 1, threads
-        ort = _ort()
+        ort = runtime()
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
@@ -179,7 +179,7 @@ class OrtEngine:
 
     def trim(self) -> None:
         """Give back what the arena holds and no session uses: after a segment was closed."""
-        ort = _ort()
+        ort = runtime()
         options = self._options(1)
         shrink = ort.RunOptions()
         shrink.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
@@ -189,7 +189,7 @@ class OrtEngine:
         if not path.is_file():
             raise InvalidModel(f"{path} is not a file; expected an ONNX model there")
         try:
-            session = _ort().InferenceSession(str(path.absolute()), options, providers=self._providers)
+            session = runtime().InferenceSession(str(path.absolute()), options, providers=self._providers)
         except Exception as error:  # pybind's exceptions share no base class but this
             raise InvalidModel(f"onnxruntime {_version()} refuses {path}: {_sentence(error)}") from None
         session.disable_fallback()

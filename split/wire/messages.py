@@ -45,8 +45,8 @@ class Hello(_Meta, tag="hello", frozen=True, kw_only=True):
     image: str = ""
     """Digest of a built-in test picture decoded here; where both differ, encoded inputs do not travel."""
     kernels: dict[str, int] = {}
-    """Operator → what its integer kernel answers to a built-in question; where both differ, no model that computes in
-    integers is shared."""
+    """Operator → what its integer kernel answers to a built-in question (companion only); where the device's answers
+    are others, no model that computes in integers is shared."""
 
 
 class ModelOffer(_Meta, tag="model-offer", frozen=True, kw_only=True):
