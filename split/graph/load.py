@@ -147,10 +147,18 @@ def _external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
 def _inlined(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
     """Without model-local functions; a call that cannot be inlined stays one node."""
     try:
-        return inliner.inline_local_functions(proto)
+        inlined = inliner.inline_local_functions(proto)
     except Exception as error:  # the C++ inliner raises whatever its checks meet
         log.warning("%s: its local functions stay whole, they cannot be inlined: %s", path, error)
         return proto
+    if _public_names(inlined) != _public_names(proto):
+        log.warning("%s: its local functions stay whole, inlining changed its inputs or outputs", path)
+        return proto
+    return inlined
+
+
+def _public_names(proto: onnx.ModelProto) -> list[str]:
+    return [value.name for value in (*proto.graph.input, *proto.graph.output)]
 
 
 def _root_cause(error: BaseException) -> str:

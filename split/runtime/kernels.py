@@ -2,8 +2,8 @@
 
 An x86 without VNNI multiplies uint8 by int8 and adds two products in 16 bits, which saturates: 64 × 255 × 127 becomes
 1,048,544 there and 2,072,640 elsewhere. Golden inputs need not show it, since it takes large neighbours in activations
-*and* weights; a known answer does. The companion tells its answers in `Hello`; where the device's own are others, no model
-that computes in integers is shared (`agent/openings.py`).
+*and* weights; a known answer does. The companion tells its answers in `Hello`; where the device's own are others, no
+model that computes in integers is shared (`agent/openings.py`).
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.inliner
 import onnx.parser
 import pytest
 
@@ -18,7 +19,7 @@ from split.graph.cuts import Cut, all_prefix_cuts, crossing_bytes, cut_at, cut_f
 from split.graph.load import load_model
 from split.graph.model import Model
 from split.graph.partition import share_weights, write_parts
-from split.runtime.segment import OrtEngine
+from split.runtime.segment import OrtEngine, runtime
 from split.tensor import Array, Tensors, TensorSpec
 from split.workbench.check import run_halves
 from split.workbench.cut import prepare, settle
@@ -212,6 +213,37 @@ def test_o_gs_09_every_cut_of_a_small_cnn_keeps_the_answers_of_fifty_inputs(tmp_
             assert found.argmax() == expected.argmax()
 
 
+def test_o_gs_09_without_optimisations_the_bits_are_the_same(tmp_path: Path) -> None:
+    random = np.random.default_rng(9)
+    proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 18]>
+        lenet (float[1, 1, 12, 12] x) => (float[1, 10] y)
+        {
+          c = Conv<pads = [1, 1, 1, 1]>(x, W1)  r = Relu(c)  p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(r)
+          f = Flatten(p)  y = Gemm<transB = 1>(f, W2)
+        }""")
+    for name, shape in {"W1": (4, 1, 3, 3), "W2": (10, 144)}.items():
+        value = random.standard_normal(shape).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    onnx.save(proto, tmp_path / "lenet.onnx")
+    model = load_model(tmp_path / "lenet.onnx")
+    share_weights(model, tmp_path)
+    ort = runtime()
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+
+    def run(path: Path, feeds: Tensors) -> Tensors:
+        session = ort.InferenceSession(str(path), options)
+        names = [value.name for value in session.get_outputs()]
+        return dict(zip(names, session.run(names, feeds), strict=True))
+
+    inputs = random.standard_normal((50, 1, 1, 12, 12)).astype(np.float32)
+    for cut in all_prefix_cuts(model):
+        write_parts(model, cut, tmp_path / "head.onnx", tmp_path / "tail.onnx")
+        for x in inputs[:: 1 + 49 // 10]:
+            halves = run(tmp_path / "tail.onnx", run(tmp_path / "head.onnx", {"x": x}))
+            assert halves["y"].tobytes() == run(model.path, {"x": x})["y"].tobytes()
+
+
 def test_o_gs_10_thirty_constant_nodes_of_the_tail_do_not_travel(load: Load, tmp_path: Path) -> None:
     steps = []
     for at in range(10):
@@ -261,6 +293,34 @@ def test_o_gs_12_without_a_dry_run_such_a_cut_is_not_offered(tmp_path: Path) -> 
     model = load_model(tmp_path / "model.onnx")
     assert not cut_at(model, ["mid"]).legal
     assert candidates(model) == []
+
+
+WITH_FUNCTION = """<ir_version: 8, opset_import: ["" : 18, "local" : 1]>
+    g (float[3] x) => (float[3] y) { a = local.Twice(x)  y = Neg(a) }
+    <domain: "local", opset_import: ["" : 18]> Twice (u) => (v) { v = Add(u, u) }"""
+
+
+def renamed(proto: onnx.ModelProto) -> onnx.ModelProto:
+    changed = onnx.ModelProto()
+    changed.CopyFrom(proto)
+    changed.graph.output[0].name = changed.graph.node[-1].output[0] = "z"
+    return changed
+
+
+def failing(proto: onnx.ModelProto) -> onnx.ModelProto:
+    raise RuntimeError("cannot")
+
+
+@pytest.mark.parametrize("step", [failing, renamed])
+def test_o_gs_13_an_optional_step_that_fails_or_changes_the_names_leaves_the_model_as_it_is(
+    load: Load, monkeypatch: pytest.MonkeyPatch, step: Callable[[onnx.ModelProto], onnx.ModelProto]
+) -> None:
+    monkeypatch.setattr(onnx.inliner, "inline_local_functions", step)
+    model = load(WITH_FUNCTION)
+    assert model.output_names == ("y",)
+    for cut in all_prefix_cuts(model):
+        if cut.legal:
+            np.testing.assert_array_equal(split(model, cut, {"x": floats(1, 2, 3)})["y"], floats(-2, -4, -6))
 
 
 def test_o_gs_14_an_empty_name_is_never_an_edge(load: Load) -> None:
