@@ -153,8 +153,8 @@ def build_model(
     for graph in [source.graph, *(g for g in source.graphs() if g is not source.graph)]:
         _hoist_constants(graph)
     in_file_order = list(source.graph)
-    blank = fill_in(source, path)
     ordered = _ordered(source.graph, path)
+    blank = fill_in(source, path)  # on sorted nodes: of a constant that comes later it knows no value
     constants: dict[str, ir.Value] = {name: v for name, v in source.graph.initializers.items() if v.const_value}
     constant_nodes: list[ir.Node] = []
     inputs = {str(v.name): v for v in source.graph.inputs if v.name not in constants}

@@ -21,13 +21,19 @@ def misread(model: Model) -> Mapping[str, str]:
         if source is None or source.name not in model.values:
             continue
         name = str(source.name)
-        if node.op == "Dropout":
+        if node.op == "Dropout" and any(_computed(value) for value in node.source.inputs[1:]):
             # Left out, it is replaced by its one input that a node makes: the ratio, where the data is a model input.
             found[name] = f"tensor {name!r} goes into a Dropout, which the runtime mistakes at the start of a model"
         elif node.op == "Cast" and source.dtype == ir.DataType.FLOAT16 and captured.intersection(node.makes):
             # Left out, it is forgotten in the bodies that capture what it makes.
             found[name] = f"tensor {name!r} goes through a Cast into the body of a node, where the runtime loses it"
     return {name: f"{why}; cut after it" for name, why in found.items()}
+
+
+def _computed(value: ir.Value | None) -> bool:
+    """Whether a node makes it while the model runs (what a Constant holds is an initializer to the runtime)."""
+    maker = value.producer() if value is not None else None
+    return maker is not None and maker.op_type != "Constant"
 
 
 def _captured(node: ir.Node) -> list[ir.Value]:

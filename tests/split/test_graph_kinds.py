@@ -14,7 +14,7 @@ from split.graph.cuts import all_prefix_cuts, cut_at
 from split.graph.load import load_model
 from split.graph.partition import share_weights, write_parts
 from split.runtime.segment import OrtEngine
-from split.tensor import relative_difference
+from split.tensor import TensorSpec, relative_difference
 from split.workbench.check import check_cuts
 from split.workbench.cut import settle
 
@@ -122,3 +122,17 @@ def test_a_model_of_more_than_2_gb_is_loaded_and_cut(tmp_path: Path) -> None:
     write_parts(model, cut, tmp_path / "head.onnx", tmp_path / "tail.onnx")
     made = OrtEngine().open(tmp_path / "head.onnx", threads=1).run({"x": np.int64([0, rows - 1])})
     assert OrtEngine().open(tmp_path / "tail.onnx", threads=1).run(made)["y"].tolist() == [[0.0] * columns] * 2
+
+
+def test_in_a_file_in_any_order_shapes_follow_from_constants_that_come_later(tmp_path: Path) -> None:
+    model = load_model(
+        write(
+            tmp_path,
+            """g (float[2, 4] x) => (float[2, 3] y, float[2, 1] z)
+            { y = Neg(a)  z = Neg(b)  a, b = Split<axis = 1>(x, parts)  parts = Constant<value_ints = [3, 1]>() }""",
+        )
+    )
+    assert [model.spec(name) for name in ("a", "b")] == [
+        TensorSpec(name="a", dtype="FP32", shape=(2, 3)),
+        TensorSpec(name="b", dtype="FP32", shape=(2, 1)),
+    ]

@@ -52,6 +52,13 @@ def test_what_goes_into_a_dropout_does_not_cross(load: Load) -> None:
     assert_legal_cuts_are_right(model, {"x": np.float32([1, -2, 3])})
 
 
+def test_what_goes_into_a_dropout_of_a_plain_ratio_crosses(load: Load) -> None:
+    model = load("""g (float[3] x) => (float[3] y) <float ratio = {0.3}>
+        { a = Neg(x)  b = Dropout(a, ratio)  c = Dropout(b)  y = Abs(c) }""")
+    assert [cut.legal for cut in all_prefix_cuts(model)] == [True] * 3
+    assert_legal_cuts_are_right(model, {"x": np.float32([1, -2, 3])})
+
+
 def test_16_bits_that_a_body_captures_through_a_cast_do_not_cross(load: Load) -> None:
     model = load("""g (float[3] x) => (float[3] y) <int64 rounds = {2}, bool go = {1}>
         {
