@@ -537,6 +537,9 @@ async def test_the_work_of_a_caller_who_left_is_cancelled(api: HttpApi, service:
     await writer.wait_closed()
     async with asyncio.timeout(5):
         await service.cancelled.wait()
+    service.gate.set()
+    live = f"{LIVE}Host: localhost\r\n\r\n".encode()
+    assert (await raw(api, live))[0] == 200
 
 
 async def test_a_caller_that_waits_to_be_let_in_is_let_in(api: HttpApi) -> None:

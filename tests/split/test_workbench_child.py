@@ -50,7 +50,9 @@ async def test_a_model_is_prepared_and_its_progress_told(model: Path, tmp_path: 
 
 async def test_it_works_from_any_working_directory(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")
-    await run_child(["probe", str(model)], timeout_s=60)
+    out = model.parent / "cuts.json"
+    await run_child(["cuts", str(model), "--out", str(out)], timeout_s=60)
+    assert len(json.loads(out.read_bytes())["cuts"]) == 1
 
 
 async def test_the_childs_error_keeps_its_type_and_sentence(model: Path, tmp_path: Path) -> None:
@@ -86,8 +88,11 @@ async def test_a_child_that_fails_without_a_word_of_ours_shows_its_last_line(mon
 
 
 async def test_noise_on_stdout_does_not_disturb(monkeypatch: pytest.MonkeyPatch) -> None:
-    scripted(monkeypatch, "print('noise'); print('[1]'); print('{\"progress\": 3}'); print('x' * (1 << 21))")
-    await run_child(["prepare", "m.onnx"], timeout_s=60)
+    noise = "print('noise'); print('[1]'); print('{\"progress\": 3}'); print('x' * (5 << 20)); "
+    scripted(monkeypatch, noise + "print('{\"progress\": [\"after\", 1]}')")
+    told: list[str] = []
+    await run_child(["prepare", "m.onnx"], timeout_s=60, on_progress=lambda stage, _: told.append(stage))
+    assert told == ["after"]
 
 
 async def test_a_child_that_hangs_is_ended_at_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
