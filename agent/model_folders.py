@@ -15,6 +15,8 @@ from split.errors import ConfigError
 from split.ids import MODEL_NAME, MODEL_NAME_IN_WORDS, ModelName
 
 _LONGEST_SHOWN: Final = 128
+_TAKEN: Final = "stats"
+"""GET /v2/models/stats is Triton's statistics of all models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,8 @@ def _look_into(place: Path) -> ModelFolder | None:
         why_not = (
             f"the folder's name is no model name ({MODEL_NAME_IN_WORDS}), so that no URL could ask for it; rename it"
         )
+    elif place.name == _TAKEN:
+        why_not = f"a model cannot be called {_TAKEN}: that is a path of the protocol; rename the folder"
     return ModelFolder(version=newest.name, path=newest / "model.onnx", why_not=why_not)
 
 

@@ -15,6 +15,10 @@ class HostPort(str):
             raise ValueError(f"expected HOST:PORT, got {text!r}")
         if ":" in inner and inner == host:
             raise ValueError(f"expected an IPv6 host in brackets, as [::1]:8080, got {text!r}")
+        try:
+            inner.encode("idna")  # as the resolver will; an empty or overlong label is no name
+        except UnicodeError:
+            raise ValueError(f"expected the name or address of a host before the port, got {text!r}") from None
         if not (port.isascii() and port.isdigit() and int(port) <= 65535):
             raise ValueError(f"expected a port from 0 to 65535, got {port!r} in {text!r}")
         return super().__new__(cls, text)

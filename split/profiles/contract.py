@@ -6,6 +6,7 @@ Facts only: nothing here decides. Every struct is checked when built, so that a 
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -224,7 +225,8 @@ def contract_beside(model_path: Path) -> Contract | None:
     """
     version = model_path.absolute().parent
     path = version.parent / CONTRACT_FILE
-    return load_contract(path) if version.name.isdigit() and path.is_file() else None
+    # Whatever goes by that name is read: one that cannot be must not pass for none, which forbids nothing.
+    return load_contract(path) if version.name.isdigit() and os.path.lexists(path) else None
 
 
 def default_contract(card: Signature) -> Contract:
@@ -285,15 +287,20 @@ def contract_schema() -> dict[str, Any]:
 def load_labels(contract: Contract, folder: Path) -> dict[str, tuple[str, ...]]:
     """Output name → its labels, for the outputs that name a file in `folder` (one label a line, UTF-8).
 
-    ConfigError when a file cannot be read or is not text.
+    ConfigError when a file lies elsewhere, cannot be read or is not text.
     """
     labels: dict[str, tuple[str, ...]] = {}
     for output in contract.data.outputs:
         if output.labels is None:
             continue
         path = folder / output.labels
+        if not path.resolve().is_relative_to(folder.resolve()) or (path.exists() and not path.is_file()):
+            raise ConfigError(
+                f"{path}: the labels of output {output.name!r} must be a file in the model's folder {folder}"
+            )
         try:
             labels[output.name] = tuple(path.read_text("utf-8").splitlines())
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: the labels of output {output.name!r} cannot be read ({error})") from error
+            why = error.strerror if isinstance(error, OSError) else error
+            raise ConfigError(f"{path}: the labels of output {output.name!r} cannot be read ({why})") from error
     return labels

@@ -48,8 +48,9 @@ def load_yaml(path: Path, kind: type[T], *, env: Mapping[str, str] | None = None
         if wanted is HostPort:
             return HostPort(given)
         assert issubclass(wanted, Path), wanted
-        if not given:
-            raise ValueError("expected the path of a file or folder, got an empty text")
+        if not given or "\0" in given:
+            what = "one with a zero byte" if given else "an empty text"
+            raise ValueError(f"expected the path of a file or folder, got {what}")
         return path.parent.absolute() / os.path.expanduser(given)
 
     try:

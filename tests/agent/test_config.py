@@ -54,6 +54,8 @@ def test_companions_need_an_identity_and_its_paths_are_relative_to_the_file(tmp_
         ("listen:\n  htpp: 127.0.0.1:1\n", 5, "listen.htpp: unknown key; did you mean http?"),
         ("listen:\n  http: 8080\n", 5, "listen.http: expected text, got int"),
         ("listen: {http: localhost}\n", 4, "listen.http: expected HOST:PORT, got 'localhost'"),
+        ("listen: {http: 'a..b:1'}\n", 4, "listen.http: expected the name or address of a host before the port"),
+        ('listen: {unix: "a\\0b"}\n', 4, "listen.unix: expected the path of a file or folder, got one with"),
         ("listen: {http: 'x:99999'}\n", 4, "listen.http: expected a port from 0 to 65535, got '99999'"),
         ("listen: {http: null}\n", 4, "listen: at least one of http and unix must be set"),
         ("listen: {grpc: 127.0.0.1:9}\n", 4, "listen: grpc is not in this version"),

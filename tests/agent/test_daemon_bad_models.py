@@ -20,6 +20,7 @@ from agent.daemon import Daemon
 from agent.model_folders import find_models
 from split.errors import ConfigError
 from split.profiles.address import HostPort
+from split.profiles.contract import contract_beside, load_labels
 from split.workbench import child
 from split.workbench.limits import Limits
 
@@ -168,6 +169,7 @@ NAMES: list[tuple[str | bytes, str]] = [
     (b"\xff\xfe", "\\udcff\\udcfe"),
     ("größe", "größe"),
     ("x" * 200, "x" * 128 + "…"),
+    ("stats", "stats"),
 ]
 
 
@@ -182,7 +184,7 @@ async def test_a_name_that_no_url_can_hold_is_never_ready(tmp_path: Path) -> Non
         assert set(rows) == {shown for _, shown in NAMES} | {"x" * 128}
         for _, shown in NAMES:
             assert rows[shown]["state"] == "UNAVAILABLE"
-            assert "rename it" in rows[shown]["reason"]
+            assert "; rename " in rows[shown]["reason"]
         assert await caller.infer("x" * 128) == 200
 
 
@@ -205,6 +207,38 @@ async def test_a_folder_that_cannot_be_read_is_one_model_that_cannot_be_used(
         assert secret["state"] == "UNAVAILABLE"
         assert "secret cannot be read (Permission denied)" in secret["reason"]
         assert await caller.infer() == 200
+
+
+@pytest.mark.parametrize(
+    ("contract", "says"),
+    [
+        (None, "contract.yaml: cannot be read (Is a directory)"),
+        ("data: {outputs: [{name: y, labels: ../other/labels.txt}]}", "must be a file in the model's folder"),
+        ("data: {outputs: [{name: y, labels: /proc/self/environ}]}", "must be a file in the model's folder"),
+        ("data: {outputs: [{name: y, labels: link.txt}]}", "must be a file in the model's folder"),
+        ("data: {outputs: [{name: y, labels: gone.txt}]}", "cannot be read (No such file or directory)"),
+    ],
+)
+def test_a_contract_that_cannot_be_read_is_not_taken_for_none_and_labels_lie_in_the_models_folder(
+    tmp_path: Path, contract: str | None, says: str
+) -> None:
+    home = lay(tmp_path, "tiny").parent
+    lay(tmp_path, "other")
+    (tmp_path / "models" / "other" / "labels.txt").write_text("cat\n")
+    (home / "link.txt").symlink_to("/dev/zero")
+    if contract is None:
+        (home / "contract.yaml").mkdir()
+    else:
+        (home / "contract.yaml").write_text(contract)
+
+    def read() -> None:
+        found = contract_beside(home / "1" / "model.onnx")
+        assert found is not None
+        load_labels(found, home)
+
+    with pytest.raises(ConfigError) as caught:
+        read()
+    assert says in str(caught.value)
 
 
 def test_version_folders_are_plain_numbers(tmp_path: Path) -> None:
