@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-CACHE: Final = Path(__file__).resolve().parents[2] / ".cache" / "bench"
+from split.graph.card import CARD_VERSION
+from split.profiles.measured import PROFILE_VERSION
+
+_FORMATS: Final = f"card-{CARD_VERSION}-profile-{PROFILE_VERSION}"
+
+CACHE: Final = Path(__file__).resolve().parents[2] / ".cache" / "bench" / _FORMATS
+"""What another version of the formats left behind is not read: it is made anew."""
 
 PAUSE_S: Final = 0.005
 """Longer than a runtime's threads spin after a run (ONNX Runtime: about a millisecond)."""
