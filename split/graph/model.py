@@ -115,21 +115,31 @@ class Model:
         return TensorSpec(name=name, dtype="FP32", shape=spec.shape)
 
     def learn(self, name: str, dtype: str, dims: Sequence[int], declared: Sequence[Dim]) -> None:
-        """Note what a run showed of an `unknown` value: the type, the rank, and the dims where nothing varies.
+        """Note what a run showed of a value: what shape inference did not tell of its type and shape.
 
-        `declared`: its shape as the runtime infers it (-1 for what it does not know): what a part declares of it.
+        `dims`: of this run. `declared`: the shape as the runtime infers it, -1 for what it does not know; parts declare
+        as much, or the runtime would make an empty tensor of another shape in a part than in the whole.
         """
         value = self.values[name]
-        if value.dtype is None:
-            value.dtype = ir.DataType[_ONNX_NAMES.get(dtype, dtype)]
-        fixed = all(isinstance(dim, int) and dim >= 0 for spec in self.inputs for dim in spec.shape)
-        if value.shape is None:
-            # Not the dims of the run, which may vary with the data; nor names the runtime made up.
-            known = {dim for spec in self.inputs for dim in spec.shape if isinstance(dim, str)}
-            kept = [dim if dim in known or (isinstance(dim, int) and dim >= 0) else None for dim in declared]
-            value.shape = ir.Shape(kept if len(kept) == len(dims) else [None] * len(dims))
-        shape: tuple[Dim, ...] = tuple(dims) if fixed else (-1,) * len(dims)
-        self._specs[name] = TensorSpec(name=name, dtype=dtype, shape=shape)
+        known = {dim for spec in self.inputs for dim in spec.shape if isinstance(dim, str)}  # others it made up
+        told = [dim if dim in known or (isinstance(dim, int) and dim >= 0) else None for dim in declared]
+        if is_unknown(value):
+            if value.dtype is None:
+                value.dtype = ir.DataType[_ONNX_NAMES.get(dtype, dtype)]
+            if value.shape is None:
+                value.shape = ir.Shape(told if len(told) == len(dims) else [None] * len(dims))
+            # The dims of the run may vary with the data; where the inputs cannot vary they are the best there is.
+            fixed = all(isinstance(dim, int) and dim >= 0 for spec in self.inputs for dim in spec.shape)
+            shape: tuple[Dim, ...] = tuple(dims) if fixed else (-1,) * len(dims)
+            self._specs[name] = TensorSpec(name=name, dtype=dtype, shape=shape)
+        elif value.shape is not None and len(value.shape) == len(told):
+            found = [dim if isinstance(dim, int) else dim.value for dim in value.shape]
+            kept = [
+                old if new is None or isinstance(old, int) or old in known else new
+                for old, new in zip(found, told, strict=True)
+            ]
+            value.shape = ir.Shape(kept)
+            self._specs.pop(name, None)
 
     def nbytes(self, name: str) -> int:
         """Bytes of a value as it crosses, at the dims one works with; 0 for one that is no dense tensor."""

@@ -245,12 +245,10 @@ def _observe(model: Model, names: list[str], feeds: Tensors, path: Path) -> None
             middle = len(group) // 2
             waiting += [half for half in (group[:middle], group[middle:]) if 0 < len(half) < len(group)]
             continue
-        unknown = set(model.unknown)
         declared = {spec.name: spec.shape for spec in segment.output_specs}
         for name, array in seen.items():
             model.shapes[name] = array.shape
-            if name in unknown:
-                model.learn(name, dtype_name(array.dtype), array.shape, declared[name])
+            model.learn(name, dtype_name(array.dtype), array.shape, declared[name])
 
 
 def _why_none(model: Model) -> str:

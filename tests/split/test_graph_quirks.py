@@ -81,6 +81,19 @@ def test_unnamed_outputs_at_the_end_of_a_node_are_kept(load: Load, tmp_path: Pat
     assert_legal_cuts_are_right(model, {"x": x})
 
 
+def test_an_empty_output_has_the_shape_it_has_in_the_whole(load: Load) -> None:
+    """Rows of a loop of no rounds: the runtime gives them the dims it infers, and 0 where it infers none."""
+    model = load("""g (float[N, 6] x) => (float[R, N, 4] rows)
+        <int64[2] parts = {2, 4}, int64 none = {0}, bool go = {1}>
+        {
+          sizes = Identity(parts)  a, b = Split<axis = 1>(x, sizes)
+          last, rows = Loop(none, go, b) <body = f (int64 i, bool c, float[n, m] u)
+            => (bool d, float[p, q] v, float[r, s] w) { d = Identity(c)  v = Add(u, b)  w = Identity(v) }>
+        }""")
+    feeds = {"x": np.ones((3, 6), np.float32)}
+    assert_legal_cuts_are_right(model, feeds)
+
+
 def test_dims_that_only_the_runtime_infers_are_declared_by_the_parts(load: Load, tmp_path: Path) -> None:
     model = load("g (float[N, 3] x) => (float[N, 3] y) { a = com.microsoft.Gelu(x)  y = Neg(a) }")
     write_parts(model, cut_at(model, ["a"]), tmp_path / "head.onnx", tmp_path / "tail.onnx")
