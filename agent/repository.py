@@ -49,7 +49,6 @@ class ModelState(StrEnum):
 
     LOADING = "LOADING"
     READY = "READY"
-    UNLOADING = "UNLOADING"
     UNAVAILABLE = "UNAVAILABLE"
 
 
@@ -287,10 +286,13 @@ class Repository:
             await asyncio.wait([entry.task])
         if entry.model is not None:
             self._on_gone(entry.model)
-            # Sessions are kept by path: a file replaced in place must not answer with its old weights.
-            self._store.forget(Path(entry.model.card.path))
-            self._store.forget(entry.model.folder)
+            self._close(entry.model.folder, entry.model.card)
             entry.model = None
+
+    def _close(self, folder: Path, card: ModelCard) -> None:
+        """Let go of a model's sessions, which are kept by path."""
+        self._store.forget(Path(card.path))
+        self._store.forget(folder)
 
     async def _bring_up(self, entry: Entry, why_not: str) -> None:
         try:
@@ -323,6 +325,9 @@ class Repository:
             raise InvalidModel(f"{entry.path} is not there; a version folder holds the file model.onnx")
         async with self._bench:
             folder, card = await self._card(entry)
+        # A file replaced in place must not answer with its old weights, not even where a request that outlived the
+        # unloading has opened them again.
+        self._close(folder, card)
         contract = contract_beside(entry.path) or default_contract(card)
         contract_path = entry.path.parent.parent / CONTRACT_FILE
         check_contract(contract, card, path=contract_path)

@@ -70,10 +70,6 @@ class SegmentStore:
         """Is about to happen."""
         self._behind = ThreadPoolExecutor(1, thread_name_prefix="isthmus-warm")
 
-    @property
-    def threads(self) -> int:
-        return self._threads
-
     def get(self, path: Path) -> Segment:
         """The segment of this file, opened if it is not open yet. InvalidModel when the engine refuses it."""
         with self._lock:
@@ -238,9 +234,9 @@ class SegmentStore:
         """Under the lock. The engine keeps memory for the next run until it is told that there will be none."""
         slot = self._slots.pop(path, None)
         if slot is not None and slot.segment is not None and not self._trimming:
+            self._trimming = True  # before it is asked for: it may be over before `submit` returns
             with contextlib.suppress(RuntimeError):  # closing
                 self._behind.submit(self._trim)
-                self._trimming = True
 
     def _trim(self) -> None:
         self._trimming = False

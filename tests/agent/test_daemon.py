@@ -313,6 +313,26 @@ async def test_a_model_replaced_in_place_answers_with_its_new_weights_once_loade
         assert y["data"] == [0.0, -1.0, -2.0]  # type: ignore[index]
 
 
+async def test_a_request_that_outlives_an_unloading_leaves_no_old_weights_to_what_is_loaded_next(
+    tmp_path: Path,
+) -> None:
+    lay_model(tmp_path / "models", "tiny", onnx.parser.parse_model(TINY).SerializeToString())
+    changed = onnx.parser.parse_model(TINY.replace("y = Exp(a)", "y = Neg(a)")).SerializeToString()
+    async with Daemon(configured(tmp_path, tmp_path)) as daemon, aiohttp.ClientSession() as session:
+        caller = Caller(session, daemon)
+        await caller.until(caller.settled)
+        model = daemon.service._repository.serving("tiny")
+        async with session.post(f"{caller.base}/v2/repository/models/tiny/unload", json={}) as answer:
+            assert answer.status == 200
+        model.whole()  # the worker comes to it only now
+        (tmp_path / "models" / "tiny" / "1" / "model.onnx").write_bytes(changed)
+        async with session.post(f"{caller.base}/v2/repository/models/tiny/load", json={}) as answer:
+            assert answer.status == 200
+        _, answer_now = await caller.infer([[0.0, 1.0, 2.0]], outputs=[{"name": "y"}])
+        [y] = answer_now["outputs"]  # type: ignore[misc]
+        assert y["data"] == [0.0, -1.0, -2.0]  # type: ignore[index]
+
+
 STRICT = """
 <ir_version: 10, opset_import: ["" : 18]>
 strict (float[6] x, int64[2] s) => (float[n, m] y) {

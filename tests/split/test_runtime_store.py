@@ -1,7 +1,7 @@
 """SegmentStore over an engine of stand-ins that count how often they are opened."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -222,6 +222,23 @@ def test_weights_that_optimised_segments_share_count_once(tmp_path: Path) -> Non
     settle(store)
     assert store.used_bytes == 10 + 10 + 100 + 200 + 50
     store.close()
+
+
+def test_memory_is_given_back_each_time_however_quickly_the_thread_in_the_background_is_through(tmp_path: Path) -> None:
+    class AtOnce:
+        """An executor whose thread runs before `submit` returns, as a new thread does."""
+
+        def submit(self, work: Callable[..., None], *arguments: object) -> None:
+            work(*arguments)
+
+    engine = CountingEngine()
+    store = SegmentStore(engine, threads=1, budget_bytes=1000)
+    store._behind = AtOnce()  # type: ignore[assignment]  # what is used of it
+    [a] = files(tmp_path, {"a.onnx": 10})
+    for _ in range(2):
+        store.get(a)
+        store.forget(a)
+    assert engine.opened == ["a.onnx", "trim"] * 2
 
 
 def test_what_is_forgotten_is_opened_as_it_was_cut(tmp_path: Path) -> None:
