@@ -91,7 +91,7 @@ class Daemon:
         )
         repository = self._repository(planner, uplink, golden, machine=machine.digest)
         lateness = Lateness(queue_ms=lambda: compute.queue_ms)
-        compute.on_load = lateness.make_room
+        compute.on_load, uplink.on_silence = lateness.make_room, lateness.hurry_all
         health = Health(compute)
         self.service = DaemonService(
             intake=Intake(

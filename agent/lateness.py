@@ -80,6 +80,10 @@ class Lateness:
             watched.begun.cancel()
             self.make_room(0.0)
 
+    def hurry_all(self) -> None:
+        """Nothing is heard of the companion: all that waits for it begins now, in the order of deadlines."""
+        self.make_room(math.inf)
+
     def make_room(self, entering_ms: float) -> None:
         """The worker's load has changed, or a job of so many ms is about to enter it: every finish that could not start
         in time behind all that begins now, in the order of deadlines."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -185,6 +186,8 @@ class Openings:
                     await self._send_files(model, answer, answers)
         if not isinstance(answer, ModelReady):
             raise RemoteProtocolError(f"the companion answered an offer with {type(answer).__name__}")
+        if not are_times(answer.whole_ms, answer.image_ms):
+            raise RemoteProtocolError(f"the companion says it needs {answer.whole_ms}, {answer.image_ms} ms")
         theirs = decode(memoryview(answer.golden), max_bytes=GOLDEN_BYTES_MAX)
         if (why := differs(theirs, await self._golden.run(model, None))) is not None:
             raise CompanionRefused("DIFFERENT_NUMBERS", f"the companion computes this model differently: {why}")
@@ -218,6 +221,8 @@ class Openings:
                 answer = await _next(answers)
         if not isinstance(answer, SegmentReady):
             raise RemoteProtocolError(f"the companion answered a cut with {type(answer).__name__}")
+        if not are_times(answer.tail_ms):
+            raise RemoteProtocolError(f"the companion says it needs {answer.tail_ms} ms")
         theirs = decode(memoryview(answer.golden), max_bytes=GOLDEN_BYTES_MAX)
         if (why := differs(theirs, await self._golden.run(model, cut.id))) is not None:
             raise CompanionRefused("DIFFERENT_NUMBERS", f"the companion computes this cut differently: {why}")
@@ -233,6 +238,11 @@ class Openings:
             yield queue
         finally:
             del self._answers[key]
+
+
+def are_times(*ms: float) -> bool:
+    """Whether a companion's figures can be how long something took: what is learned from others never goes away."""
+    return all(0.0 <= one < math.inf for one in ms)
 
 
 async def _next(answers: asyncio.Queue[Message]) -> Message:

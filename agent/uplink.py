@@ -17,13 +17,13 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from agent.dialler import Dial, Dialler, Opened
 from agent.golden import Golden
-from agent.openings import Openings
+from agent.openings import Openings, are_times
 from agent.planner import Planner
 from agent.repository import ServedModel
 from split.codec.payload import decode
@@ -74,8 +74,6 @@ class RemoteReply:
     reply: Reply
     network_ms: float
     """Round trip without the companion's own time."""
-    up_bytes: int
-    down_bytes: int
     decode_ms: float
     """Of the outputs, here."""
 
@@ -98,6 +96,8 @@ class Uplink:
     def __init__(
         self, *, companions: Sequence[str], dial: Dial, planner: Planner, golden: Golden, backoff: Backoff
     ) -> None:
+        self.on_silence: Callable[[], None] = lambda: None
+        """Called each time that another connection is about to be dialled beside one on which nothing is heard."""
         self._dialler = Dialler(companions=companions, dial=dial, backoff=backoff, on_failure=self._not_connected)
         self._planner = planner
         self._golden = golden
@@ -323,6 +323,11 @@ class Uplink:
         waiting = self._waiting.pop((reply.request_id, reply.attempt), None)
         if waiting is None or waiting.future.done():
             return  # a stale attempt: its request was answered otherwise
+        times_ms = (reply.queue_ms, reply.decode_ms, reply.tail_ms, reply.encode_ms, reply.cloud_ms)
+        if not are_times(*times_ms):  # a single NaN would stay in every estimate
+            error = RemoteProtocolError(f"the companion's reply is not usable: it says that it took {times_ms} ms")
+            waiting.future.set_exception(error)
+            return
         down_bytes = incoming.payload.nbytes
         network_ms = max((incoming.received_at_s - waiting.sent_at_s) * 1000 - reply.cloud_ms, 0.0)
         self._planner.observe_transfer(waiting.up_bytes, down_bytes, network_ms, self._now())
@@ -342,8 +347,6 @@ class Uplink:
                 outputs=outputs,
                 reply=reply,
                 network_ms=network_ms,
-                up_bytes=waiting.up_bytes,
-                down_bytes=down_bytes,
                 decode_ms=decode_ms,
             )
         )
@@ -402,6 +405,7 @@ class Uplink:
                     return opened
                 if silent and successor is None:
                     self.suspect()
+                    self.on_silence()
                     successor = asyncio.create_task(self._dialler.open(), name="dial beside")
                 elif not silent and successor is not None:
                     self._dialler.call_off(successor)

@@ -27,7 +27,7 @@ from agent.lateness import Lateness
 from agent.planner import Planner
 from agent.repository import ServedModel
 from agent.serve import Serve
-from agent.uplink import Uplink
+from agent.uplink import SILENCE_S, Uplink
 from split.codec.golden import golden_inputs, sample
 from split.codec.payload import decode, encode
 from split.errors import (
@@ -200,6 +200,7 @@ class Lab:
             golden=self,  # type: ignore[arg-type]  # the same methods, without a worker
             backoff=Backoff(draw=lambda: 0.5),
         )
+        self.uplink.on_silence = lateness.hurry_all
         self.journal = Journal()
         self.serve = Serve(
             planner=self.planner,
@@ -703,6 +704,25 @@ def test_a_silent_companion_is_not_asked_again_until_it_speaks(tmp_path: Path) -
             assert len(lab.seen) == 1
             channel._other.thaw()
             await lab.until(lambda: not lab.planner.local_only_reason("tiny"))
+
+    run_in_virtual_time(story())
+
+
+def test_what_waits_for_a_companion_of_which_nothing_is_heard_does_not_wait_for_its_deadline(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=says_nothing) as lab:
+            lab.intake = Intake(default_deadline_ms=60_000, inflight_bytes=1 << 20)
+            channel = lab.uplink._channel
+            assert isinstance(channel, MemoryChannel)
+            waiting = [asyncio.create_task(lab.ask(deadline_ms=deadline_ms)) for deadline_ms in (60_000.0, 50_000.0)]
+            await lab.until(lambda: len(lab.seen) == 2)
+            channel._other.freeze()
+            later, sooner = await asyncio.gather(*waiting)
+            for outcome in (later, sooner):
+                assert_right(outcome)
+                assert outcome.ran.placement is Placement.LOCAL
+                assert outcome.total_ms < (SILENCE_S + 1.0) * 1000
+            assert sooner.total_ms < later.total_ms
 
     run_in_virtual_time(story())
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -22,7 +23,7 @@ from agent.planner import Planner
 from agent.repository import ServedModel
 from agent.uplink import SILENCE_S, Uplink
 from split.codec.payload import encode
-from split.errors import ChannelError, CompanionRefused, ConnectionLost, IdentityError
+from split.errors import ChannelError, CompanionRefused, ConnectionLost, IdentityError, RemoteProtocolError
 from split.graph.card import CutCard, ModelCard
 from split.ids import CutId, ModelDigest, ModelName
 from split.plan.plan import RequestFacts
@@ -269,8 +270,8 @@ class World:
         )
         return self.uplink.infer(infer, [bytes(size)], priority=Priority.NORMAL, cloud_ms=cloud_ms)
 
-    def answer(self, request_id: str) -> None:
-        times = {"queue_ms": 0.0, "decode_ms": 0.0, "tail_ms": 1.0, "encode_ms": 0.0, "cloud_ms": 1.0}
+    def answer(self, request_id: str, **odd: float) -> None:
+        times = {"queue_ms": 0.0, "decode_ms": 0.0, "tail_ms": 1.0, "encode_ms": 0.0, "cloud_ms": 1.0} | odd
         reply = Reply(request_id=request_id, attempt=1, cut="offload", codec="raw", **times)
         self.companion_end.send(reply, encode(GOLDEN, "raw"))
 
@@ -703,6 +704,47 @@ async def test_a_request_too_large_for_the_companion_is_a_failed_road_and_no_mis
             world.ask(size=1 << 17)
         assert caught.value.code == "TOO_LARGE"
         assert world.uplink.inflight == 0
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize("of", ["queue_ms", "decode_ms", "tail_ms", "encode_ms", "cloud_ms"])
+def test_a_reply_whose_times_are_none_is_no_answer_and_teaches_nothing(tmp_path: Path, of: str, wrong: float) -> None:
+    async def main() -> None:
+        async with running(World(tmp_path)) as world:
+            await world.until(lambda: world.opened() == set(CUTS))
+            before = world.planner.snapshot(world.now)
+            asked = world.ask()
+            await world.until(lambda: world.count(Infer) == 1)
+            world.answer("1", **{of: wrong})
+            with pytest.raises(RemoteProtocolError, match="not usable: it says that it took"):
+                await asked
+            after = world.planner.snapshot(world.now)
+            assert after["models"] == before["models"]
+            assert after["link"]["up_mbit_s"] == before["link"]["up_mbit_s"]
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])
+def test_a_companion_that_needs_no_time_or_all_of_it_shares_nothing(tmp_path: Path, wrong: float) -> None:
+    def wrong_whole(offer: ModelOffer, before: int) -> Sequence[Message]:
+        return (msgspec.structs.replace(ready(offer), whole_ms=wrong),)
+
+    def wrong_tail(wanted: SegmentOpen, before: int) -> Sequence[Message]:
+        golden = joined(GOLDEN)
+        return (SegmentReady(digest=wanted.digest, cut=wanted.cut, golden=golden, tail_ms=wrong),)
+
+    async def main() -> None:
+        async with running(World(tmp_path / "a", on_offer=wrong_whole)) as world:
+            await world.until(lambda: "says it needs" in world.why())
+        async with running(World(tmp_path / "b", on_cut=wrong_tail)) as world:
+            await world.until(lambda: world.why() == "")
+            await asyncio.sleep(60)
+            assert world.opened() == set()
+
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    run_in_virtual_time(main())
 
 
 @story
