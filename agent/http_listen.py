@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from split.errors import ConfigError
+from split.profiles.address import HostPort
 
 log = logging.getLogger(__name__)
 
@@ -31,14 +32,11 @@ _WHY: Final = {
 
 def parse_address(address: str) -> tuple[str, int]:
     """`HOST:PORT` or `[IPV6]:PORT` → (host, port); ConfigError for anything else."""
-    host, colon, port = address.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        colon = ""
-    if not colon or not host or not (port.isascii() and port.isdigit() and int(port) <= 65535):
-        raise ConfigError(f"listen.http must be HOST:PORT (an IPv6 host in brackets), got {address!r}")
-    return host, int(port)
+    try:
+        place = HostPort(address)
+    except ValueError as error:
+        raise ConfigError(f"listen.http: {error}") from None
+    return place.host, place.port
 
 
 def open_tcp(host: str, port: int) -> list[socket.socket]:

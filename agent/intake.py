@@ -146,14 +146,13 @@ class Intake:
             privacy=strictest(options.privacy, model.privacy),
             encoded_bytes=total if encoded else 0,
             input_bytes=0 if encoded else total,
-            outputs=outputs or names,
         )
         return InferenceRequest(
             id=RequestId(secrets.token_hex(8)),
             model=model,
             inputs=inputs,
             encoded=encoded,
-            outputs=facts.outputs,
+            outputs=outputs or names,
             facts=facts,
             received_at_s=received_at_s,
             deadline_at_s=deadline_at_s,

@@ -20,37 +20,18 @@ from split.ids import CutId
 from split.plan.decide import LOCAL_ROW, decide
 from split.plan.estimate import CloudQueue, Drift, Residual
 from split.plan.link import Link
-from split.plan.observation import Flags, Floats, LinkEstimate, Observation, RemoteView
+from split.plan.observation import Flags, Floats, Observation, RemoteView
 from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
 from split.plan.predict import scale_of
+from split.plan.probing import Probing
 from split.plan.table import Column, PlanTable
 from split.profiles.contract import Contract
 from split.profiles.measured import ModelProfile
 
-PING_BYTES: Final = 64
-PING_COST_BYTES: Final = 256
-"""A ping and its pong on the wire: padding, frame, TLS record, TCP/IP headers and acknowledgements both ways."""
-PING_BUSY_S: Final = 0.5
-"""DESIGN §5: under traffic no estimate is older."""
-PING_IDLE_S: Final = 15.0
-BUSY_S: Final = 2.0
-"""A decision within so many seconds is traffic."""
-PROBE_BYTES: Final = 32 * 1024
-PROBE_BYTES_MIN: Final = 1024
-PROBE_BURST_BYTES: Final = 4 * PROBE_BYTES
-PING_BURST_BYTES: Final = 128 * PING_COST_BYTES
-"""What may be spent at once after a quiet time: four of the heaviest probes, a minute of pings under traffic."""
-PROBE_MS: Final = 20.0
-"""A probe is as heavy as the link carries in so long, within these bounds: seen above the jitter, in nobody's way. The
-slower the link seems, the lighter the probe that shows that it has become faster."""
-PROBE_BUSY_S: Final = 3.0
-"""Under traffic that stays local, the rate is looked at so often."""
 WORTH_A_TABLE: Final = 0.005
 """A residual that moved a cost by less is not worth a new table (30 µs): measurements scatter by ten times as much."""
 REQUEST_METADATA_BYTES: Final = 4096
 """What a request's message has beside its payload: ids, the names of outputs, how to prepare a picture."""
-RATE_SIGMA_MAX: Final = 0.5
-"""A rate known worse than this (relative) is worth a probe."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,25 +71,6 @@ class _Model:
     """Before the first choice, remote plans must beat local as if it had been chosen."""
 
 
-class _Room:
-    """A token bucket: bytes that may be spent, refilled at a steady rate, never more than a burst."""
-
-    def __init__(self, bytes_per_hour: float, burst_bytes: float) -> None:
-        self._bytes_per_s = bytes_per_hour / 3600.0
-        self._most = min(burst_bytes, bytes_per_hour)
-        self._left = self._most
-        self._filled_at_s = -math.inf
-
-    def take(self, cost: float, now_s: float) -> bool:
-        """Spend it if it is there."""
-        refill = max(now_s - self._filled_at_s, 0.0) * self._bytes_per_s if self._bytes_per_s else 0.0
-        self._left, self._filled_at_s = min(self._most, self._left + refill), now_s
-        if cost > self._left:
-            return False
-        self._left -= cost
-        return True
-
-
 class Planner:
     """All models of one daemon and one companion at a time.
 
@@ -118,13 +80,7 @@ class Planner:
 
     def __init__(self, *, slowdown: float = 1.0, probe_bytes_per_hour: int = 2_000_000) -> None:
         self._slowdown = slowdown
-        # Half each, so that neither starves the other.
-        self._ping_room = _Room(probe_bytes_per_hour / 2, PING_BURST_BYTES)
-        self._probe_room = _Room(probe_bytes_per_hour / 2, PROBE_BURST_BYTES)
-        self._probed_at_s = -math.inf
-        self._weighed_at_s = -math.inf
-        """When the rate was last seen, or asked for."""
-        self._decided_at_s = -math.inf
+        self._probing = Probing(probe_bytes_per_hour)
         self._heard_at_s = -math.inf
         self._models: dict[str, _Model] = {}
         self._link = Link()
@@ -166,19 +122,12 @@ class Planner:
         decision = decide(model.table, self._observation(model, edge_queue_ms, now_s), facts)
         if facts.mode is None and facts.cut is None and facts.codec is None:
             model.incumbent = model.table.row_of[decision.chosen.plan]
-        self._decided_at_s = now_s
+        self._probing.decided(now_s)
         return decision
 
-    def whole_ms(self, name: str) -> float:
-        """Expected device time of the whole model now: drift and slowdown in, queue not."""
-        return self.finish_ms(name, None)
-
-    def tail_ms(self, name: str, cut: CutId) -> float:
-        """Expected device time to finish from the boundary of `cut`: drift and slowdown in, queue not."""
-        return self.finish_ms(name, cut)
-
     def finish_ms(self, name: str, cut: CutId | None) -> float:
-        """Expected device time of what is missing: the tail of `cut`, or (None) the whole. Picture and queue not in."""
+        """Expected device time of what is missing, the tail of `cut` or (None) the whole; drift and slowdown in, queue
+        and picture not."""
         model = self._model(name)
         rows = model.groups.get(cut) if cut is not None else None
         if rows is None:
@@ -218,7 +167,7 @@ class Planner:
         self._lost = self._silent = ""
         self._ahead_bytes = ahead_bytes
         self._payload_bytes_max = max_message_bytes - REQUEST_METADATA_BYTES
-        self._weighed_at_s = -math.inf
+        self._probing.connected()
         for model in self._models.values():
             self._not_ready(model)
 
@@ -262,7 +211,7 @@ class Planner:
         model.opened = model.opened | rows
         if tail_ms > 0.0:
             model.cloud_ms = np.where(rows, tail_ms, model.cloud_ms)
-            model.table = model.table.with_compute(tail_ms=model.cloud_ms)
+            model.table = model.table.with_compute(tail_ms=np.where(rows, tail_ms, model.table.costs[Column.TAIL]))
 
     def segment_not_ready(self, name: str, cut: CutId, why: str) -> None:
         """This cut is not open there (a sentence says why), the model's others may be. Unknown names are ignored."""
@@ -352,41 +301,10 @@ class Planner:
                 raise AssertionError(f"stage {stage!r} is no device stage that is learned")
 
     def probe_wanted(self, now_s: float) -> int:
-        """Bytes of padding of a ping that would be worth its cost now; 0: none. What is returned counts as sent.
-
-        Only where no transfer informs. The round trip is asked for every 0.5 s under traffic and every 15 s otherwise;
-        the rate once after a connect, and under traffic every 3 s, or where it is unsure; at once after a surprise.
-        """
+        """Bytes of padding of a ping that would be worth its cost now; 0: none. What is returned counts as sent."""
         if not self._models or self._lost or self._silent:
             return 0
-        link = self._link.estimate(now_s)
-        busy = now_s - self._decided_at_s < BUSY_S
-        every_s = PING_BUSY_S if busy else PING_IDLE_S
-        surprised = busy and self._link.surprised and now_s - self._probed_at_s >= PING_BUSY_S
-        fresh = min(link.age_s, now_s - self._probed_at_s) < every_s
-        if fresh and not surprised and not self._first_weight_due(link, now_s):
-            return 0
-        weight = int(min(max(PROBE_MS / link.up_ms_per_byte, PROBE_BYTES_MIN), PROBE_BYTES))
-        if self._weight_due(link, busy, now_s) and self._probe_room.take(weight + PING_COST_BYTES, now_s):
-            self._probed_at_s = self._weighed_at_s = now_s
-            return weight
-        if self._ping_room.take(PING_COST_BYTES, now_s):
-            self._probed_at_s = now_s
-            return PING_BYTES
-        return 0
-
-    def _first_weight_due(self, link: LinkEstimate, now_s: float) -> bool:
-        """Right after the first ping of a connection nothing is known of the rate."""
-        return math.isinf(self._weighed_at_s) and link.age_s < math.inf and now_s - self._probed_at_s >= PING_BUSY_S
-
-    def _weight_due(self, link: LinkEstimate, busy: bool, now_s: float) -> bool:
-        if self._first_weight_due(link, now_s):
-            return True
-        if not busy or math.isinf(link.age_s):
-            return False
-        sigma_ms = math.sqrt(max(link.covariance[3], 0.0)) * PROBE_BYTES
-        unsure = sigma_ms > max(RATE_SIGMA_MAX * link.up_ms_per_byte * PROBE_BYTES, 1.0)
-        return unsure or self._link.surprised or now_s - self._weighed_at_s >= PROBE_BUSY_S
+        return self._probing.wanted(self._link.estimate(now_s), surprised=self._link.surprised, now_s=now_s)
 
     # -- status -------------------------------------------------------------------------------------------------------
 
@@ -447,8 +365,7 @@ class Planner:
 
     def _observe_link(self, up_bytes: int, down_bytes: int, network_ms: float, now_s: float) -> None:
         self._link.observe(up_bytes, down_bytes, network_ms, now_s)
-        if up_bytes >= PROBE_BYTES_MIN:
-            self._weighed_at_s = now_s
+        self._probing.carried(up_bytes, now_s)
 
     def _remote(self, model: _Model, now_s: float) -> RemoteView:
         queue_ms, queue_sigma_ms = self._queue.at(now_s)

@@ -57,7 +57,6 @@ class RequestFacts:
     """Size of the encoded input as it came; 0 when the input came as tensors."""
     input_bytes: int = 0
     """Size of the input tensors as they came; 0 when the input came encoded."""
-    outputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

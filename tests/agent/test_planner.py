@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
 
-from agent.planner import PING_BYTES, PROBE_BYTES, Planner
+from agent.planner import Planner
 from split.errors import UnknownModel
 from split.graph.card import CutCard, ModelCard
 from split.ids import CutId, ModelDigest
 from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
+from split.plan.probing import PING_BYTES, PROBE_BYTES
 from split.profiles.contract import Contract, Data, Fidelity, InputContract
 from split.profiles.image_spec import ImageSpec
 from split.profiles.measured import CodecCosts, CutCosts, ModelProfile
@@ -184,13 +186,13 @@ def test_pictures_travel_as_tensors_where_both_sides_decode_differently() -> Non
 
 def test_times_to_finish_on_the_device_hold_drift_and_slowdown() -> None:
     planner = knowing_planner(slowdown=5.0)
-    assert planner.whole_ms("m") == pytest.approx(500.0)
-    assert planner.tail_ms("m", CUT) == pytest.approx(350.0)
+    assert planner.finish_ms("m", None) == pytest.approx(500.0)
+    assert planner.finish_ms("m", CUT) == pytest.approx(350.0)
     assert planner.prepare_ms("m", SPLIT) == pytest.approx(5 * (20.0 + 0.5))
     for _ in range(30):
         planner.observe_edge("m", LOCAL, "whole", 1_000.0)
-    assert planner.whole_ms("m") == pytest.approx(1_000.0, rel=0.05)
-    assert planner.tail_ms("m", CUT) == pytest.approx(700.0, rel=0.1)  # the same drift, without that plan's residual
+    assert planner.finish_ms("m", None) == pytest.approx(1_000.0, rel=0.05)
+    assert planner.finish_ms("m", CUT) == pytest.approx(700.0, rel=0.1)  # the same drift, without that plan's residual
 
 
 def test_a_hot_device_hands_its_work_over_and_takes_it_back_when_cool() -> None:
@@ -238,6 +240,18 @@ def test_replies_teach_how_fast_the_companion_computes() -> None:
     for _ in range(10):
         planner.observe_cloud("m", OFFLOAD, 0.0, 30.0)
     assert choose(planner).chosen.stages_ms["tail"] == pytest.approx(30.0, rel=0.1)
+
+
+def test_a_cut_that_is_opened_later_leaves_what_replies_have_taught_of_others() -> None:
+    planner = connected_planner()
+    planner.companion_ready("m", 10.0, 0.5)  # its cut is to be opened again
+    for _ in range(30):
+        planner.observe_cloud("m", OFFLOAD, 0.0, 12.5)
+    offloaded = dataclasses.replace(TENSOR, mode=Placement.OFFLOAD)
+    before = choose(planner, offloaded).chosen
+    assert before.stages_ms["tail"] == pytest.approx(12.5, rel=0.05)
+    planner.segment_ready("m", CUT, 7.0)
+    assert choose(planner, offloaded).chosen == before
 
 
 def test_replies_teach_what_decoding_them_costs_here() -> None:

@@ -89,7 +89,7 @@ async def test_a_child_that_fails_without_a_word_of_ours_shows_its_last_line(mon
 
 async def test_noise_on_stdout_does_not_disturb(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = "print('noise'); print('[1]'); print('{\"progress\": 3}'); print('x' * (5 << 20)); "
-    scripted(monkeypatch, noise + "print('{\"progress\": [\"after\", 1]}')")
+    scripted(monkeypatch, noise + 'print(\'{"progress": ["after", 1]}\')')
     told: list[str] = []
     await run_child(["prepare", "m.onnx"], timeout_s=60, on_progress=lambda stage, _: told.append(stage))
     assert told == ["after"]

@@ -1,0 +1,111 @@
+"""When a ping to the companion is worth its bytes, and how heavy it is to be: an estimate goes in, bytes come out.
+
+Only where no transfer informs. Two budgets, so that neither light nor heavy pings starve the others; nothing is sent
+here, and what comes back is the link's to learn (`link.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from split.plan.observation import LinkEstimate
+
+PING_BYTES: Final = 64
+PING_COST_BYTES: Final = 256
+"""A ping and its pong on the wire: padding, frame, TLS record, TCP/IP headers and acknowledgements both ways."""
+PING_BUSY_S: Final = 0.5
+"""DESIGN §5: under traffic no estimate is older."""
+PING_IDLE_S: Final = 15.0
+BUSY_S: Final = 2.0
+"""A decision within so many seconds is traffic."""
+PROBE_BYTES: Final = 32 * 1024
+PROBE_BYTES_MIN: Final = 1024
+PROBE_BURST_BYTES: Final = 4 * PROBE_BYTES
+PING_BURST_BYTES: Final = 128 * PING_COST_BYTES
+"""What may be spent at once after a quiet time: four of the heaviest probes, a minute of pings under traffic."""
+PROBE_MS: Final = 20.0
+"""A probe is as heavy as the link carries in so long, within these bounds: seen above the jitter, in nobody's way. The
+slower the link seems, the lighter the probe that shows that it has become faster."""
+PROBE_BUSY_S: Final = 3.0
+"""Under traffic that stays local, the rate is looked at so often."""
+RATE_SIGMA_MAX: Final = 0.5
+"""A rate known worse than this (relative) is worth a probe."""
+
+
+class Probing:
+    """`bytes_per_hour`: what probes and pings may cost together."""
+
+    def __init__(self, bytes_per_hour: float) -> None:
+        self._ping_room = _Room(bytes_per_hour / 2, PING_BURST_BYTES)
+        self._probe_room = _Room(bytes_per_hour / 2, PROBE_BURST_BYTES)
+        self._probed_at_s = -math.inf
+        self._weighed_at_s = -math.inf
+        """When the rate was last seen, or asked for."""
+        self._decided_at_s = -math.inf
+
+    def connected(self) -> None:
+        """A new connection: its rate is worth a look."""
+        self._weighed_at_s = -math.inf
+
+    def decided(self, now_s: float) -> None:
+        """There is traffic."""
+        self._decided_at_s = now_s
+
+    def carried(self, up_bytes: int, now_s: float) -> None:
+        """A transfer or a probe came through: where it had weight, it has shown the rate."""
+        if up_bytes >= PROBE_BYTES_MIN:
+            self._weighed_at_s = now_s
+
+    def wanted(self, link: LinkEstimate, *, surprised: bool, now_s: float) -> int:
+        """Bytes of padding of a ping that would be worth its cost now; 0: none. What is returned counts as sent.
+
+        The round trip is asked for every 0.5 s under traffic and every 15 s otherwise; the rate once after a connect,
+        and under traffic every 3 s, or where it is unsure; at once after a surprise (`surprised`: the last transfer did
+        not fit what was known).
+        """
+        busy = now_s - self._decided_at_s < BUSY_S
+        every_s = PING_BUSY_S if busy else PING_IDLE_S
+        at_once = busy and surprised and now_s - self._probed_at_s >= PING_BUSY_S
+        fresh = min(link.age_s, now_s - self._probed_at_s) < every_s
+        if fresh and not at_once and not self._first_weight_due(link, now_s):
+            return 0
+        weight = int(min(max(PROBE_MS / link.up_ms_per_byte, PROBE_BYTES_MIN), PROBE_BYTES))
+        due = self._first_weight_due(link, now_s) or (busy and self._weight_due(link, surprised, now_s))
+        if due and self._probe_room.take(weight + PING_COST_BYTES, now_s):
+            self._probed_at_s = self._weighed_at_s = now_s
+            return weight
+        if self._ping_room.take(PING_COST_BYTES, now_s):
+            self._probed_at_s = now_s
+            return PING_BYTES
+        return 0
+
+    def _first_weight_due(self, link: LinkEstimate, now_s: float) -> bool:
+        """Right after the first ping of a connection nothing is known of the rate."""
+        return math.isinf(self._weighed_at_s) and link.age_s < math.inf and now_s - self._probed_at_s >= PING_BUSY_S
+
+    def _weight_due(self, link: LinkEstimate, surprised: bool, now_s: float) -> bool:
+        if math.isinf(link.age_s):
+            return False
+        sigma_ms = math.sqrt(max(link.covariance[3], 0.0)) * PROBE_BYTES
+        unsure = sigma_ms > max(RATE_SIGMA_MAX * link.up_ms_per_byte * PROBE_BYTES, 1.0)
+        return unsure or surprised or now_s - self._weighed_at_s >= PROBE_BUSY_S
+
+
+class _Room:
+    """A token bucket: bytes that may be spent, refilled at a steady rate, never more than a burst."""
+
+    def __init__(self, bytes_per_hour: float, burst_bytes: float) -> None:
+        self._bytes_per_s = bytes_per_hour / 3600.0
+        self._most = min(burst_bytes, bytes_per_hour)
+        self._left = self._most
+        self._filled_at_s = -math.inf
+
+    def take(self, cost: float, now_s: float) -> bool:
+        """Spend it if it is there."""
+        refill = max(now_s - self._filled_at_s, 0.0) * self._bytes_per_s if self._bytes_per_s else 0.0
+        self._left, self._filled_at_s = min(self._most, self._left + refill), now_s
+        if cost > self._left:
+            return False
+        self._left -= cost
+        return True
