@@ -158,12 +158,18 @@ class Planner:
 
     # -- the companion ------------------------------------------------------------------------------------------------
 
-    def connected(self, *, max_message_bytes: int, ahead_bytes: Callable[[], int] = lambda: 0) -> None:
+    def connected(
+        self, *, max_message_bytes: int, ahead_bytes: Callable[[], int] = lambda: 0, elsewhere: bool = False
+    ) -> None:
         """A new connection, to a companion that takes messages of this size: it must make every model ready anew.
 
         `ahead_bytes`: asked at each decision, what other requests have still to send before a new one's turn.
-        What is known of the link stays, as uncertain as it has become; its rate is worth a look.
+        What is known of the link stays, as uncertain as it has become, unless the connection leads `elsewhere` than the
+        one before; its rate is worth a look.
         """
+        if elsewhere:
+            self._link.reset()
+            self._queue = CloudQueue()
         self._lost = self._silent = ""
         self._ahead_bytes = ahead_bytes
         self._payload_bytes_max = max_message_bytes - REQUEST_METADATA_BYTES

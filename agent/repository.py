@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -50,6 +51,10 @@ class ModelState(StrEnum):
     LOADING = "LOADING"
     READY = "READY"
     UNAVAILABLE = "UNAVAILABLE"
+
+
+UNLOADED: Final = "unloaded"
+"""Triton's reason why a model is UNAVAILABLE with which nothing is wrong."""
 
 
 @dataclass(kw_only=True)
@@ -269,7 +274,7 @@ class Repository:
         async with self._changing.setdefault(name, asyncio.Lock()):
             await self._stop(name)
             entry = self._entries[name]
-            entry.state, entry.reason = ModelState.UNAVAILABLE, "unloaded"
+            entry.state, entry.reason = ModelState.UNAVAILABLE, UNLOADED
 
     def _begin(self, name: ModelName, place: ModelFolder) -> Entry:
         entry = Entry(name=name, version=place.version, path=place.path)

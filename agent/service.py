@@ -15,7 +15,7 @@ from agent.intake import Intake
 from agent.journal import Journal, Outcome
 from agent.metrics import Metrics
 from agent.planner import Planner
-from agent.repository import ModelState, Repository, ServedModel
+from agent.repository import UNLOADED, ModelState, Repository, ServedModel
 from agent.serve import Serve
 from agent.uplink import Uplink
 from agent.version import VERSION
@@ -81,9 +81,9 @@ class DaemonService:
         return self._health.live()
 
     def ready(self) -> bool:
-        """Every model that can be used is loaded."""
-        states = [entry.state for entry in self._repository.entries()]
-        return self.live() and ModelState.LOADING not in states and ModelState.UNAVAILABLE not in states
+        """Every model answers, but for those that were unloaded on purpose (so is Triton ready)."""
+        entries = self._repository.entries()
+        return self.live() and all(one.state is ModelState.READY or one.reason == UNLOADED for one in entries)
 
     def index(self) -> list[dict[str, str]]:
         return [

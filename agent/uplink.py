@@ -240,11 +240,16 @@ class Uplink:
     async def _live_with(self, opened: Opened) -> Opened | None:
         """Use this connection until it ends; the one that has taken its place, if any."""
         channel = self._channel = opened.channel
+        elsewhere = opened.address != self.address
         self.address, self.state, self.connects = opened.address, "connected", self.connects + 1
         self._suspected = self._leaving = False
         self._heard_at_s = self._now()
         self._pings.clear()
-        self._planner.connected(max_message_bytes=channel.peer_hello.max_message_bytes, ahead_bytes=self._ahead_bytes)
+        self._planner.connected(
+            max_message_bytes=channel.peer_hello.max_message_bytes,
+            ahead_bytes=self._ahead_bytes,
+            elsewhere=elsewhere,
+        )
         log.info("companion=%s connected as %s (%s)", self.address, channel.peer.name, channel.peer_hello.runtime)
         openings = self._openings = Openings(channel, planner=self._planner, golden=self._golden, draw=self._draw)
         for model in self._models.values():

@@ -233,6 +233,18 @@ async def test_a_missing_repository_is_a_sentence(tmp_path: Path) -> None:
             pass
 
 
+async def test_a_model_unloaded_on_purpose_is_not_served_and_does_not_make_the_daemon_unready(caller: Caller) -> None:
+    post, models = caller.session.post, f"{caller.base}/v2/repository/models"
+    async with post(f"{models}/tiny/unload", json={}) as answer:
+        assert answer.status == 200
+    assert (await caller.get("/v2/health/ready"))[0] == 200
+    status, refused = await caller.infer([[0.0, 1.0, 2.0]])
+    assert (status, refused["error"]) == (503, "model 'tiny' is UNAVAILABLE: unloaded")
+    async with post(f"{models}/tiny/load", json={}) as answer:
+        assert answer.status == 200
+    assert (await caller.infer([[0.0, 1.0, 2.0]]))[0] == 200
+
+
 async def test_emulated_slowness_shows_in_the_timings(home: Path, tmp_path: Path) -> None:
     config = configured(home, tmp_path, emulation=Emulation(slowdown=20.0))
     async with Daemon(config) as daemon, aiohttp.ClientSession() as session:

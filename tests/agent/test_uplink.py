@@ -26,7 +26,7 @@ from split.codec.payload import encode
 from split.errors import ChannelError, CompanionRefused, ConnectionLost, IdentityError, RemoteProtocolError
 from split.graph.card import CutCard, ModelCard
 from split.ids import CutId, ModelDigest, ModelName
-from split.plan.plan import RequestFacts
+from split.plan.plan import Placement, Plan, RequestFacts
 from split.profiles.contract import Contract, Data
 from split.profiles.measured import CodecCosts, CutCosts, ModelProfile
 from split.runtime.kernels import kernel_answers
@@ -666,6 +666,25 @@ async def test_of_two_companions_that_answer_one_is_used_and_the_other_hung_up_o
         assert [end.closed_because is None for _, _, end in world.connected] == [
             end is used for _, _, end in world.connected
         ]
+
+
+@story
+async def test_what_was_learned_of_one_companion_and_its_link_is_not_taken_for_anothers(tmp_path: Path) -> None:
+    async with running(World(tmp_path, companions=("one:1", "two:1"))) as world:
+        await world.until(lambda: world.opened() == set(CUTS))
+        await asyncio.sleep(30)  # pings
+        world.planner.observe_cloud("m", Plan(placement=Placement.OFFLOAD, codec="raw"), 500.0, 10.0)
+        assert world.planner.snapshot(world.now)["link"]["rtt_ms"] < 1.0
+        world.delay_s, world.refused = 1.0, {"one:1"}
+        world.companion_end.kill()
+        await world.until(lambda: world.uplink.connects == 2)
+        assert world.planner.snapshot(world.now)["link"] == {}
+        await world.until(lambda: world.why() == "")
+        chosen = world.planner.decide(
+            "m", dataclasses.replace(TENSOR, mode=Placement.OFFLOAD), edge_queue_ms=0.0, now_s=world.now
+        ).chosen
+        assert chosen.stages_ms["cloud_queue"] == 0.0
+        assert world.planner.snapshot(world.now)["link"]["rtt_ms"] > 500.0
 
 
 @story
