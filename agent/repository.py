@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -72,6 +73,7 @@ class ServedModel:
     """Where its segments, profile and golden inputs lie."""
     profile: ModelProfile | None
     store: SegmentStore
+    _warming: Future[None] | None = field(default=None, init=False, repr=False)
 
     @property
     def digest(self) -> ModelDigest:
@@ -110,14 +112,14 @@ class ServedModel:
         return self.store.get(self._whole_path)
 
     def head(self, cut: CutId) -> Segment:
-        return self.store.get(self.folder / f"{cut}.head.onnx")
+        return self.store.get(self._head_path(cut))
 
     def tail(self, cut: CutId) -> Segment:
         return self.store.get(self._finish_path(cut))
 
     async def opened_head(self, cut: CutId) -> Segment:
         """The head of `cut`; opened beside the worker where it is not open, so that nobody else's work waits for it."""
-        return await self._opened(self.folder / f"{cut}.head.onnx")
+        return await self._opened(self._head_path(cut))
 
     async def opened_finish(self, cut: CutId | None) -> Segment:
         """The tail of `cut`, or (None) the whole, in the same way."""
@@ -130,6 +132,21 @@ class ServedModel:
     def activation_ms(self, cut: CutId | None) -> float:
         """What opening the tail of `cut`, or the whole (None), is expected to take now; 0.0 while it is open."""
         return self.store.activation_ms(self._finish_path(cut))
+
+    def halves_activation_ms(self, cut: CutId) -> float:
+        """The same for both halves of `cut`."""
+        return sum(self.store.activation_ms(path) for path in self._halves(cut))
+
+    def warm(self, cut: CutId) -> None:
+        """Have both halves open soon: in the background, one cut at a time."""
+        if self._warming is None or self._warming.done():
+            self._warming = self.store.warm(self._halves(cut))
+
+    def _halves(self, cut: CutId) -> tuple[Path, Path]:
+        return self._head_path(cut), self._finish_path(cut)
+
+    def _head_path(self, cut: CutId) -> Path:
+        return self.folder / f"{cut}.head.onnx"
 
     def _finish_path(self, cut: CutId | None) -> Path:
         return self._whole_path if cut is None else self.folder / f"{cut}.tail.onnx"

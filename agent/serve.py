@@ -22,9 +22,10 @@ from agent.lateness import Lateness
 from agent.planner import Planner
 from agent.stages import Finished, Prepared, finish, prepare, whole
 from agent.uplink import RemoteReply, Uplink
-from split.errors import DeadlineExceeded, EngineFailed, IsthmusError, UnknownModel
+from split.errors import DeadlineExceeded, EngineFailed, IsthmusError, ModelUnavailable, UnknownModel
 from split.ids import OFFLOAD_CUT
 from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate
+from split.plan.slack import reserved_ms
 from split.tensor import Tensors
 from split.wire.messages import Infer, Priority
 
@@ -118,6 +119,8 @@ class Serve:
             return await self._locally(request, decision, prepared, fallback=unmet)
         must_come = request.model.contract.behaviour.fallback.strategy == "fail"
         try:
+            if not must_come:
+                self._refuse_cold(request, plan)
             await self._prepare(request, decision, prepared)
             remote = self._send(request, decision, prepared)
         except IsthmusError as error:  # a head that fails, no room, a companion that is gone: it still runs here
@@ -130,6 +133,22 @@ class Serve:
             return await self._first_answer(request, decision, prepared, remote)
         finally:
             self._uplink.abandon(request.id, ATTEMPT)
+
+    def _refuse_cold(self, request: InferenceRequest, plan: Plan) -> None:
+        """ModelUnavailable where opening this plan's halves would cost the deadline that the whole meets; the next
+        request finds them open."""
+        model, cut = request.model, plan.cut
+        opening_ms = 0.0 if cut is None else model.halves_activation_ms(cut) * self._compute.slowdown
+        if cut is None or opening_ms == 0.0:
+            return
+        scale, planner = self._scale_of(request), self._planner
+        image_ms = planner.image_ms(model.name) if request.encoded else 0.0
+        compute_ms = scale * (planner.prepare_ms(model.name, plan) + planner.finish_ms(model.name, cut))
+        there_ms = reserved_ms(opening_ms + image_ms + compute_ms, 0.0)
+        left_ms = (request.deadline_at_s - _now()) * 1000 - self._compute.queue_ms
+        if self._finish_ms(request, Prepared.nothing(request)) <= left_ms < there_ms:
+            model.warm(cut)
+            raise ModelUnavailable(f"the halves of {cut} are not open, and there is no time to open them")
 
     async def _prepare(self, request: InferenceRequest, decision: Decision, prepared: Prepared) -> None:
         """Image, head and encoding, in one go on the worker."""

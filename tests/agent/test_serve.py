@@ -39,11 +39,12 @@ from split.errors import (
     Overloaded,
     TooLarge,
 )
-from split.ids import ModelName
+from split.ids import CutId, ModelName
 from split.oip.options import RequestOptions
 from split.plan.plan import Placement, Plan
 from split.profiles.contract import Behaviour, Contract, Fallback
 from split.profiles.measured import CodecCosts, CutCosts, ModelProfile
+from split.runtime.engine import Segment
 from split.runtime.segment import OrtEngine
 from split.runtime.store import SegmentStore
 from split.transport.memory import MemoryChannel, memory_pair
@@ -589,6 +590,36 @@ def test_a_tail_that_is_not_open_any_more_is_given_time_to_be_opened(
             outcome = await lab.ask(deadline_ms=1000.0)
             # local finish 360 ms; started 5 % of it, 8 ms and 5 % of the other 600 ms before it had to
             assert outcome.total_ms == pytest.approx(1000.0 - 18 - 8 - 30, abs=0.5)
+
+    run_in_virtual_time(story())
+
+
+@pytest.mark.parametrize(("deadline_ms", "ran"), [(150.0, "local"), (1000.0, "split"), (60.0, "none")])
+def test_halves_that_are_closed_never_cost_a_deadline_that_the_whole_meets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deadline_ms: float, ran: str
+) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=replies_after(0.0)) as lab:
+            warmed: list[set[str]] = []
+            opened_head = lab.model.opened_head
+
+            async def opens_slowly(cut: CutId) -> Segment:
+                await asyncio.sleep(0.3)
+                return await opened_head(cut)
+
+            monkeypatch.setattr(lab.model, "opened_head", opens_slowly)
+            monkeypatch.setattr(lab.model.store, "activation_ms", lambda path: 0.0 if "model" in path.name else 150.0)
+            monkeypatch.setattr(lab.model.store, "warm", lambda paths: warmed.append({path.name for path in paths}))
+            if ran == "none":  # no plan is in time: what was chosen is tried
+                with pytest.raises(DeadlineExceeded):
+                    await lab.ask(deadline_ms=deadline_ms)
+            else:
+                outcome = await lab.ask(deadline_ms=deadline_ms)
+                assert_right(outcome)
+                assert outcome.ran.placement is Placement(ran)
+                assert outcome.total_ms == pytest.approx(WHOLE_MS if ran == "local" else 300.0 + HEAD_MS, abs=1)
+            halves = {f"{lab.cut}.head.onnx", f"{lab.cut}.tail.onnx"}
+            assert warmed == ([halves] if ran == "local" else [])
 
     run_in_virtual_time(story())
 
