@@ -39,6 +39,7 @@ from split.runtime.engine import Segment
 from split.runtime.machine import read_machine
 from split.runtime.optimised import Manifest, key_of, lacking, optimised_in, place_of, read_sound
 from split.runtime.store import SegmentStore
+from split.runtime.tuning import default_tuning
 from split.tensor import TensorSpec
 from split.workbench.child import run_child
 from split.workbench.golden import profile_basis
@@ -368,7 +369,7 @@ class Repository:
             profile=profile,
             store=self._store,
         )
-        await self._adopt_optimised(model)
+        await self._adopt_forms(model)
         await self._warm_up(model)
         entry.model, entry.state = model, ModelState.READY
         entry.settled.set()
@@ -384,7 +385,7 @@ class Repository:
             model.profile = await asyncio.to_thread(self._profile, model.folder, model.card, model.contract)
             if model.profile is None:
                 raise InvalidModel(f"the profile of {entry.name!r} could not be read back from {model.folder}")
-            await self._adopt_optimised(model)  # made while it was measured
+            await self._adopt_forms(model)  # made while it was measured
         self._on_ready(model)
 
     async def _to_optimised(self, entry: Entry) -> None:
@@ -393,7 +394,7 @@ class Repository:
         assert model is not None
         assert model.profile is not None
         cuts = [cut.cut for cut in model.profile.cuts]
-        if lacking(await self._adopt_optimised(model), cuts):
+        if lacking(await self._adopt_forms(model), cuts):
             try:
                 async with self._bench:
                     await self._child(entry, "optimise", "--folder", str(model.folder), "--cuts", ",".join(cuts))
@@ -401,12 +402,17 @@ class Repository:
                 entry.reason = f"its segments are opened as they were cut, not optimised: {error}"
                 log.warning("model=%s could not be optimised: %s", entry.name, error)
                 return
-            await self._adopt_optimised(model)
+            await self._adopt_forms(model)
 
-    async def _adopt_optimised(self, model: ServedModel) -> Manifest | None:
-        """Have the store open optimised segments where sound ones lie there; what lies there."""
+    async def _adopt_forms(self, model: ServedModel) -> Manifest | None:
+        """Have the store open segments with the model's threads, and optimised where sound ones lie there; what lies
+        there."""
         path = Path(model.card.path)
-        key = key_of(model.digest, self._runtime, await asyncio.to_thread(read_machine))
+        machine = await asyncio.to_thread(read_machine)
+        profile, threads = model.profile, model.contract.resource.threads
+        tuning = profile.tuning if profile is not None else default_tuning(machine, threads)
+        self._store.tune((path, model.folder), tuning)
+        key = key_of(model.digest, self._runtime, machine)
         manifest = await asyncio.to_thread(read_sound, place_of(model.folder, key), key)
         if manifest is not None:
             self._store.prefer(optimised_in(model.folder, path, manifest))

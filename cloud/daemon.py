@@ -26,8 +26,10 @@ from split.errors import ChannelError, ConfigError
 from split.identity.contexts import Identity
 from split.identity.readiness import require_identity
 from split.runtime.kernels import kernel_answers
-from split.runtime.segment import OrtEngine, usable_threads
+from split.runtime.machine import read_machine
+from split.runtime.segment import OrtEngine
 from split.runtime.store import SegmentStore
+from split.runtime.tuning import default_tuning
 from split.systemd import feed_watchdog, notify
 from split.transport.tls import listen
 from split.wire.limits import MAX_MESSAGE_BYTES, MAX_METADATA_BYTES, Limits
@@ -73,8 +75,8 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
     if warning := require_identity(identity, "companion"):
         log.warning("%s", warning)
     engine = OrtEngine()
-    threads = usable_threads() if config.threads == "auto" else config.threads
-    opened = SegmentStore(engine, threads=threads, budget_bytes=config.budget_bytes)
+    tuning = default_tuning(await asyncio.to_thread(read_machine), config.threads)
+    opened = SegmentStore(engine, threads=tuning.threads, spin_us=tuning.spin_us, budget_bytes=config.budget_bytes)
     stack.callback(opened.close)
     executor = LocalExecutor(opened)
     stack.callback(executor.close)
@@ -136,7 +138,7 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
         "isthmus-cloud listening on %s:%d threads=%d runtime=%r",
         config.listen.host,
         listener.port,
-        threads,
+        tuning.threads,
         engine.name,
     )
 

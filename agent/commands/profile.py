@@ -20,7 +20,7 @@ from agent.repository import find_card
 from split.errors import InvalidModel
 from split.graph.card import ModelCard
 from split.profiles.contract import contract_beside
-from split.profiles.measured import CodecCosts, ModelProfile, read_profile
+from split.profiles.measured import CodecCosts, ModelProfile, Tuning, read_profile
 from split.runtime.machine import read_machine
 from split.runtime.segment import OrtEngine
 from split.workbench.child import run_child_sync
@@ -128,10 +128,15 @@ def progress_bar(title: str) -> Iterator[Progress]:
         yield line
 
 
+def _threads(tuning: Tuning) -> str:
+    threads = f"{tuning.threads} thread{'s' if tuning.threads > 1 else ''}"
+    return f"{threads} that spin {tuning.spin_us} µs for the next operator" if tuning.spin_us else threads
+
+
 def _table(card: ModelCard, profile: ModelProfile) -> Iterator[str]:
     """For people: the whole first, then one line for each payload and codec."""
     yield f"{card.path}  {profile.digest[:19]}…"
-    yield f"{profile.runtime}, {profile.threads} threads, device {profile.fingerprint}"
+    yield f"{profile.runtime}, {_threads(profile.tuning)}, device {profile.fingerprint}"
     if profile.dims:
         yield "measured at " + ", ".join(f"{name} = {size}" for name, size in profile.dims.items())
     yield ""

@@ -16,10 +16,12 @@ import numpy as np
 from scripts import models
 from scripts.benches.figure import CACHE, Figure, interleaved, median_ratio
 from split.graph.card import CutCard, ModelCard, read_card
-from split.profiles.measured import ModelProfile, read_profile
+from split.profiles.measured import ModelProfile, Tuning, read_profile
 from split.runtime.engine import Segment
+from split.runtime.machine import read_machine
 from split.runtime.optimised import WHOLE
 from split.runtime.segment import OrtEngine, usable_threads
+from split.runtime.tuning import tunings
 from split.tensor import Array, Tensors
 from split.workbench.cut import prepare as cut_model
 from split.workbench.optimise import Optimiser, open_halves
@@ -59,7 +61,9 @@ def run(*, quick: bool) -> tuple[list[Figure], list[dict[str, Any]]]:
         chosen = chosen_cuts(profile)
         for cut in card.cuts:
             if cut.id in chosen or not quick:
-                measured = _measure(card, cut, CACHE / name, feeds(name), ROUNDS_QUICK if quick else ROUNDS)
+                measured = _measure(
+                    card, profile.tuning, cut, CACHE / name, feeds(name), ROUNDS_QUICK if quick else ROUNDS
+                )
                 rows.append({"model": name, "cut": cut.id, "chosen": cut.id in chosen, **measured})
     worst = max(row["ratio"] for row in rows if row["chosen"])
     return [Figure(name="ratio_max", value=worst, unit="ratio", at_most=1.02)], rows
@@ -91,16 +95,22 @@ def _prepared(name: str) -> tuple[ModelCard, ModelProfile]:
             folder,
             inputs=[inputs],
             engine=OrtEngine(),
-            threads=usable_threads(),
-            open_best=_optimiser(card, folder).open,
+            tunings=tunings(read_machine()),
+            open_tuned=_optimiser(card, folder).open,
         )
     profile = read_profile(folder)
     assert profile is not None
     return read_card(folder), profile
 
 
-def _measure(card: ModelCard, cut: CutCard, folder: Path, inputs: Tensors, rounds: int) -> dict[str, float]:
-    open_best = _optimiser(card, folder).open
+def _measure(
+    card: ModelCard, tuning: Tuning, cut: CutCard, folder: Path, inputs: Tensors, rounds: int
+) -> dict[str, float]:
+    optimiser = _optimiser(card, folder)
+
+    def open_best(name: str, path: Path, feeds: Tensors) -> Segment:
+        return optimiser.open(name, path, feeds, tuning)
+
     whole = open_best(WHOLE, Path(card.path), inputs)
     head, tail, _ = open_halves(cut, folder, inputs, open_best)
     boundary: dict[str, Array] = inputs | _run(head, inputs)

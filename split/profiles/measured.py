@@ -12,9 +12,18 @@ import msgspec
 from split.errors import InvalidModel
 from split.ids import CutId, ModelDigest
 
-PROFILE_VERSION = 2
+PROFILE_VERSION = 3
 
 GOLDEN_RUNS = "golden-runs.msgpack"
+
+
+class Tuning(msgspec.Struct, frozen=True, kw_only=True):
+    """How a runtime runs a model's segments on one device."""
+
+    threads: int
+    """Intra-op, ≥ 1."""
+    spin_us: int = 0
+    """How long a thread spins for the next operator of a run before it sleeps; nothing spins between runs."""
 
 
 class CodecCosts(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +68,8 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
     dims: dict[str, int]
     """Symbolic dims the numbers hold for."""
     threads: int
+    spin_us: int = 0
+    """The `tuning` that was measured to be best, and that all times hold for."""
     whole_ms: float
     image_ms: float
     """Decoding and preparing one encoded input; 0.0 where the model takes none."""
@@ -70,6 +81,10 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
     cuts: tuple[CutCosts, ...]
     golden: tuple[int, str] = (0, "")
     """(bytes, sha256 hex) of the file with the `GoldenRuns`, without which no profile is read back."""
+
+    @property
+    def tuning(self) -> Tuning:
+        return Tuning(threads=self.threads, spin_us=self.spin_us)
 
     def holds_for(self, *, digest: ModelDigest, runtime: str, fingerprint: str, basis: str) -> bool:
         """Whether these numbers are of this model, runtime, device and surroundings; otherwise they are to be measured

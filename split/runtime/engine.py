@@ -36,12 +36,14 @@ class Engine(Protocol):
     def name(self) -> str:
         """Name, version and machine: `onnxruntime 1.32.0 x86_64`."""
 
-    def open(self, path: Path, *, threads: int) -> Segment:
-        """Open a model file (external data beside it). InvalidModel when the runtime refuses it."""
+    def open(self, path: Path, *, threads: int, spin_us: int = 0) -> Segment:
+        """Open a model file (external data beside it). InvalidModel when the runtime refuses it.
+
+        `threads`, `spin_us`: see `split.profiles.measured.Tuning`."""
 
     def trim(self) -> None:
         """Give memory back that no open segment needs."""
 
-    def open_optimised(self, path: Path, *, threads: int, prepack: bool) -> Segment:
+    def open_optimised(self, path: Path, *, threads: int, spin_us: int = 0, prepack: bool) -> Segment:
         """Open what this machine's runtime optimised and the workbench laid down; `prepack`: slower to open, faster to
         run where matrices are large. InvalidModel when the runtime refuses it."""

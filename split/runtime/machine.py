@@ -39,6 +39,11 @@ _ARM_PARTS: Final = {
 """MIDR implementer and part as arm64's /proc/cpuinfo gives them (it has no model name); from the kernel's cputype.h."""
 
 
+PERFORMANCE_RATIO: Final = 0.8
+"""Of the fastest core's capacity. Above: a processor's favoured cores and its others (5 %), a prime core and the big
+ones (15 %); below: little cores (40 to 70 %), efficiency cores (25 %)."""
+
+
 class CoreGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Cores of one kind, among those this process may use."""
 
@@ -89,8 +94,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def performance_cores(self) -> tuple[int, ...]:
-        """The fastest group: where cores differ, threads beyond these make the others wait."""
-        return self.groups[0].cores if self.groups else ()
+        """The fastest, and those that hardly differ: a thread on a core beyond these makes the others wait."""
+        enough = PERFORMANCE_RATIO * max((group.capacity for group in self.groups), default=0)
+        return tuple(core for group in self.groups if group.capacity >= enough for core in group.cores)
 
 
 def read_machine(root: Path = Path("/")) -> Machine:

@@ -1,8 +1,8 @@
 """ONNX Runtime behind the `Engine` seam: opens model files, runs them, says what went wrong in one sentence.
 
-Invariants: no thread spins, none is pinned, their number is explicit (automatic counts crash under cpusets); the
-vendor's telemetry is off before the import; nothing of ONNX Runtime's own logging reaches stderr. Together with
-`profiler.py` the only importer of onnxruntime. Blocking: run it on a worker thread.
+Invariants: no thread spins while nothing runs, none is pinned, their number is explicit (automatic counts crash under
+cpusets); the vendor's telemetry is off before the import; nothing of ONNX Runtime's own logging reaches stderr.
+Together with `profiler.py` the only importer of onnxruntime. Blocking: run it on a worker thread.
 """
 
 from __future__ import annotations
@@ -131,22 +131,22 @@ class OrtEngine:
     def name(self) -> str:
         return f"onnxruntime {_version()} {platform.machine()}"
 
-    def open(self, path: Path, *, threads: int) -> OrtSegment:
+    def open(self, path: Path, *, threads: int, spin_us: int = 0) -> OrtSegment:
         """Open a model file; external data is looked for beside it, never in the working directory.
 
-        `threads`: intra-op threads, ≥ 1. InvalidModel when the file is not there, is no model, uses operators or
-        element types this runtime does not have; EngineFailed when a provider that was asked for does not start.
+        `threads`: intra-op threads, ≥ 1. `spin_us`: how long one waits awake for the next operator of a run.
+        InvalidModel when the file is not there, is no model, uses operators or element types this runtime does not
+        have; EngineFailed when a provider that was asked for does not start.
         """
-        options = self._options(threads)
-        return self._opened(path, options)
+        return self._opened(path, self._options(threads, spin_us))
 
-    def open_optimised(self, path: Path, *, threads: int, prepack: bool) -> OrtSegment:
+    def open_optimised(self, path: Path, *, threads: int, spin_us: int = 0, prepack: bool) -> OrtSegment:
         """Open what `optimise` wrote, as it is: its weights are mapped, shared with every session of the same file.
 
         `prepack`: let kernels lay out matrices their way at the start (mapped, too, when they were saved like that);
         without it opening is quicker and every run does it. Errors as in `open`.
         """
-        options = self._options(threads)
+        options = self._options(threads, spin_us)
         # Optimising again what is optimised fails on names, and would copy the weights.
         options.graph_optimization_level = runtime().GraphOptimizationLevel.ORT_DISABLE_ALL
         if not prepack:
@@ -163,16 +163,20 @@ class OrtEngine:
         options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
         return self._opened(source, options)
 
-    def _options(self, threads: int) -> ort.SessionOptions:
+    def _options(self, threads: int, spin_us: int = 0) -> ort.SessionOptions:
         assert threads >= 1, threads
+        assert spin_us >= 0, spin_us
         ort = runtime()
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
         options.log_severity_level = _QUIET
-        # Spinning costs six times the CPU per paced request (46 ms instead of 8) and gains 0.6 ms of latency.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin_us else "0")
+        if spin_us:
+            options.add_session_config_entry("session.intra_op.spin_duration_us", str(spin_us))
+            # Without it they spin on after the run: six times the CPU per paced request (46 ms instead of 8).
+            options.add_session_config_entry("session.force_spinning_stop", "1")
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         options.add_session_config_entry("session.use_env_allocators", "1")
         return options

@@ -16,9 +16,10 @@ from collections.abc import Hashable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from split.errors import IsthmusError
+from split.profiles.measured import Tuning
 from split.runtime.engine import Engine, Segment
 from split.runtime.eviction import LruK
 from split.runtime.optimised import Optimised
@@ -36,6 +37,16 @@ OPTIMISED_MS: Final = 10.0
 """Opening before anything was opened here: a ResNet-50's tail, optimised on the way, and as it lies there optimised."""
 
 
+class _Form(NamedTuple):
+    """How a segment was opened, or is to be."""
+
+    optimised: Optimised | None
+    """None: the file as it was cut."""
+    prepacked: bool
+    """With its matrices laid out."""
+    tuning: Tuning
+
+
 @dataclass(slots=True, eq=False)
 class _Slot:
     """One path: its lock makes the second asker wait for the first one's opening instead of opening too."""
@@ -43,22 +54,24 @@ class _Slot:
     lock: threading.Lock
     segment: Segment | None = None
     parts: dict[Hashable, int] | None = None
-    form: tuple[Optimised | None, bool] = (None, True)
-    """What was opened (None: the file as it was cut), and whether with its matrices laid out."""
+    form: _Form | None = None
     improving: bool = False
 
 
 class SegmentStore:
     """Segments by path, let go by LRU-K. Thread-safe.
 
-    `threads`: intra-op threads of each. `budget_bytes`: sum over the files behind the open segments, a file or a weight
-    that several share counted once; the segment asked for last stays open even when it is larger.
+    `threads`, `spin_us`: of each, where `tune` has not said otherwise. `budget_bytes`: sum over the files behind the
+    open segments, a file or a weight that several share counted once; the segment asked for last stays open even when
+    it is larger.
     """
 
-    def __init__(self, engine: Engine, *, threads: int, budget_bytes: int) -> None:
+    def __init__(self, engine: Engine, *, threads: int, spin_us: int = 0, budget_bytes: int) -> None:
         assert budget_bytes > 0, budget_bytes
         self._engine = engine
-        self._threads = threads
+        self._tuning = Tuning(threads=threads, spin_us=spin_us)
+        self._tunings: dict[Path, Tuning] = {}
+        """Of a file, or of all files in a folder."""
         self._budget_bytes = budget_bytes
         self._lock = threading.Lock()
         self._slots: dict[Path, _Slot] = {}
@@ -117,6 +130,15 @@ class SegmentStore:
                 if (slot := self._slots.get(path)) is not None and slot.segment is not None:
                     self._improve_later(path, slot)
 
+    def tune(self, places: Iterable[Path], tuning: Tuning) -> None:
+        """From now on open these files, and every file in these folders, so; those that are open change over in the
+        background."""
+        with self._lock:
+            self._tunings |= dict.fromkeys(places, tuning)
+            for path, slot in self._slots.items():
+                if slot.segment is not None:
+                    self._improve_later(path, slot)
+
     def is_open(self, path: Path) -> bool:
         """Whether `get` would return at once."""
         slot = self._slots.get(path)
@@ -143,6 +165,7 @@ class SegmentStore:
                 self._preferred.pop(path, None)
                 self._opening_ms.pop(path, None)
                 self._uses.forget(path)
+            self._tunings.pop(place, None)
 
     def clear(self) -> None:
         """Let go of everything."""
@@ -166,7 +189,7 @@ class SegmentStore:
         started_s = time.perf_counter()
         try:
             segment, form = self._opened(path, optimised)
-            parts = _parts_of(path, form[0])
+            parts = _parts_of(path, form.optimised)
         except BaseException:
             with self._lock:
                 if self._slots.get(path) is slot:
@@ -174,21 +197,34 @@ class SegmentStore:
             raise
         took_ms = (time.perf_counter() - started_s) * 1e3
         with self._lock:
-            self._opening_ms[path] = (form[0] is not None, took_ms)
+            self._opening_ms[path] = (form.optimised is not None, took_ms)
             slot.parts, slot.form, slot.segment = parts, form, segment
             self._make_room(path)
             if self._slots.get(path) is slot:
                 self._improve_later(path, slot)
 
-    def _opened(self, path: Path, optimised: Optimised | None) -> tuple[Segment, tuple[Optimised | None, bool]]:
+    def _opened(self, path: Path, optimised: Optimised | None) -> tuple[Segment, _Form]:
         """Quickly: matrices are laid out later."""
+        tuning = self._tuning_of(path)
         if optimised is not None:
+            form = _Form(optimised, False, tuning)
             try:
-                segment = self._engine.open_optimised(optimised.path, threads=self._threads, prepack=False)
-                return segment, (optimised, False)
+                return self._open_as(path, form), form
             except IsthmusError as error:
                 self._dislike(path, optimised, error)
-        return self._engine.open(path, threads=self._threads), (None, True)
+        form = _Form(None, True, tuning)
+        return self._open_as(path, form), form
+
+    def _open_as(self, path: Path, form: _Form) -> Segment:
+        threads, spin_us = form.tuning.threads, form.tuning.spin_us
+        if form.optimised is None:
+            return self._engine.open(path, threads=threads, spin_us=spin_us)
+        return self._engine.open_optimised(
+            form.optimised.path, threads=threads, spin_us=spin_us, prepack=form.prepacked
+        )
+
+    def _tuning_of(self, path: Path) -> Tuning:
+        return self._tunings.get(path) or self._tunings.get(path.parent) or self._tuning
 
     def _dislike(self, path: Path, optimised: Optimised, error: IsthmusError) -> None:
         log.warning("%s is opened as it was cut: its optimised form is refused: %s", path, error)
@@ -198,25 +234,32 @@ class SegmentStore:
 
     def _improve_later(self, path: Path, slot: _Slot) -> None:
         """Under the lock."""
-        wanted = self._preferred.get(path)
-        if wanted is None or slot.improving or slot.form == (wanted, wanted.prepacked):
+        wanted = self._wanted(path)
+        if slot.improving or slot.form == wanted:
             return
         with contextlib.suppress(RuntimeError):  # closing
             self._behind.submit(self._improve, path, slot, wanted)
             slot.improving = True
 
-    def _improve(self, path: Path, slot: _Slot, wanted: Optimised) -> None:
+    def _wanted(self, path: Path) -> _Form:
+        optimised = self._preferred.get(path)
+        return _Form(optimised, optimised is None or optimised.prepacked, self._tuning_of(path))
+
+    def _improve(self, path: Path, slot: _Slot, wanted: _Form) -> None:
         segment: Segment | None = None
         try:
             if self._slots.get(path) is slot:
-                segment = self._engine.open_optimised(wanted.path, threads=self._threads, prepack=wanted.prepacked)
+                segment = self._open_as(path, wanted)
         except IsthmusError as error:
-            self._dislike(path, wanted, error)
+            if wanted.optimised is not None:
+                self._dislike(path, wanted.optimised, error)
+            else:
+                log.warning("%s stays open as it is: %s", path, error)
         with self._lock:
             slot.improving = False
             if segment is None or self._slots.get(path) is not slot:
                 return
-            slot.parts, slot.segment, slot.form = _parts_of(path, wanted), segment, (wanted, wanted.prepacked)
+            slot.parts, slot.segment, slot.form = _parts_of(path, wanted.optimised), segment, wanted
             self._make_room(path)
             self._improve_later(path, slot)  # preferred otherwise meanwhile
 

@@ -194,21 +194,24 @@ def _check(parsed: argparse.Namespace) -> None:
 def _profile(parsed: argparse.Namespace) -> None:
     from split.graph.card import read_card
     from split.profiles.contract import contract_beside
-    from split.runtime.segment import OrtEngine, usable_threads
+    from split.runtime.machine import read_machine
+    from split.runtime.segment import OrtEngine
+    from split.runtime.tuning import tunings
     from split.workbench.inputs import read_inputs
     from split.workbench.optimise import Optimiser
     from split.workbench.profile import profile_model
 
     inputs = read_inputs(parsed.inputs)
-    card, engine, threads = read_card(parsed.folder), OrtEngine(), usable_threads()
+    card, engine, contract = read_card(parsed.folder), OrtEngine(), contract_beside(parsed.model)
+    to_try = tunings(read_machine(), contract.resource.threads if contract is not None else "auto")
     profile_model(
         card,
         parsed.folder,
         inputs=None if inputs is None else [inputs],
-        contract=contract_beside(parsed.model),
+        contract=contract,
         engine=engine,
-        threads=threads,
-        open_best=Optimiser(card, parsed.folder, engine, threads=threads).open,
+        tunings=to_try,
+        open_tuned=Optimiser(card, parsed.folder, engine, threads=to_try[-1].threads).open,
         on_progress=_say_progress,
     )
 

@@ -90,12 +90,14 @@ def inputs_beside(model_path: Path) -> Tensors | None:
 
 def profile_basis(model_path: Path, contract: Contract | None) -> str:
     """16 hex digits over what a profile depends on besides model, runtime and device: the golden requests that lie
-    beside the model, the pictures that the contract takes, the measures of fidelity. Reads the files.
+    beside the model, the pictures that the contract takes and the threads that it wants, the measures of fidelity.
+    Reads the files.
 
-    None stands for a contract without pictures. Requests that were given (`--inputs`) change nothing in it: whoever
-    measured on them meant it, until the surroundings change.
+    None stands for a contract without pictures and with threads by measurement. Requests that were given
+    (`--inputs`) change nothing in it: whoever measured on them meant it, until the surroundings change.
     """
     digest = hashlib.sha256(repr((REQUESTS_MAX, sorted(MEASURES))).encode())
+    digest.update(repr(contract.resource.threads if contract is not None else "auto").encode())
     for name, spec in sorted((contract.encoded() if contract is not None else {}).items()):
         digest.update(repr((name, msgspec.to_builtins(spec))).encode())
     for path in _files_beside(model_path)[:REQUESTS_MAX]:

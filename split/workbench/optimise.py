@@ -29,6 +29,7 @@ from onnx import GraphProto, ModelProto, TensorProto
 from split.errors import EngineFailed, IsthmusError, ModelUnavailable
 from split.graph.card import CutCard, ModelCard
 from split.graph.partition import PAGE_BYTES, write_whole
+from split.profiles.measured import Tuning
 from split.runtime.engine import Segment
 from split.runtime.machine import Machine, read_machine
 from split.runtime.optimised import (
@@ -71,6 +72,9 @@ SCRATCH_LIFE_S: Final = 3600.0
 Opener = Callable[[str, Path, Tensors], Segment]
 """(`whole`, `<cut>.head` or `<cut>.tail`; the file as it was cut; what to try it on) → the segment, opened."""
 
+TunedOpener = Callable[[str, Path, Tensors, Tuning], Segment]
+"""The same, with these threads."""
+
 
 class Optimiser:
     """Makes the optimised segments of one model in its cache folder, and opens the best form there is.
@@ -97,10 +101,11 @@ class Optimiser:
             if other != self._place:
                 shutil.rmtree(other, ignore_errors=True)
 
-    def open(self, name: str, source: Path, feeds: Tensors) -> OrtSegment:
+    def open(self, name: str, source: Path, feeds: Tensors, tuning: Tuning | None = None) -> OrtSegment:
         """The segment cut as `source`: optimised where that could be made, else as it is.
 
-        `name`: `whole`, `<cut>.head` or `<cut>.tail`. `feeds`: what it is tried on. Errors as `Engine.open`,
+        `name`: `whole`, `<cut>.head` or `<cut>.tail`. `feeds`: what it is tried on. `tuning`: None, with this
+        optimiser's threads, asleep between operators. Errors as `Engine.open`,
         ModelUnavailable when the disk is full.
         """
         manifest = read_manifest(self._place, self._key) or Manifest(key=self._key)
@@ -114,9 +119,11 @@ class Optimiser:
                 self._refuse(name, str(error))
             manifest = read_manifest(self._place, self._key) or manifest
         made = manifest.segments.get(name)
+        threads, spin_us = (tuning.threads, tuning.spin_us) if tuning is not None else (self._threads, 0)
         if made is None:
-            return self._engine.open(source, threads=self._threads)
-        return self._engine.open_optimised(self._place / f"{name}.onnx", threads=self._threads, prepack=made.prepacked)
+            return self._engine.open(source, threads=threads, spin_us=spin_us)
+        path = self._place / f"{name}.onnx"
+        return self._engine.open_optimised(path, threads=threads, spin_us=spin_us, prepack=made.prepacked)
 
     def _make(self, name: str, source: Path, feeds: Tensors) -> None:
         with tempfile.TemporaryDirectory(dir=self._place, prefix=SCRATCH) as scratch:

@@ -28,6 +28,7 @@ from split.profiles.measured import (
     CutCosts,
     GoldenRuns,
     ModelProfile,
+    Tuning,
     write_golden_runs,
     write_profile,
 )
@@ -35,9 +36,10 @@ from split.runtime.engine import Engine, Segment
 from split.runtime.machine import read_machine
 from split.runtime.optimised import WHOLE
 from split.runtime.profiler import measure, measure_interleaved
+from split.runtime.tuning import fastest
 from split.tensor import Tensors, bind_dims, worst_difference
 from split.workbench.golden import Golden, golden_requests, inputs_to_compare, profile_basis, typical_jpeg, write_golden
-from split.workbench.optimise import Opener, open_halves
+from split.workbench.optimise import Opener, TunedOpener, open_halves
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +61,8 @@ def profile_model(
     inputs: Sequence[Tensors] | None = None,
     contract: Contract | None = None,
     engine: Engine,
-    threads: int,
-    open_best: Opener | None = None,
+    tunings: Sequence[Tuning],
+    open_tuned: TunedOpener | None = None,
     on_progress: Progress = lambda stage, ratio: None,
 ) -> ModelProfile:
     """Measure, write `folder/profile.json` with its golden runs, and `folder/golden.npz`.
@@ -68,17 +70,24 @@ def profile_model(
     Blocking, a quarter of a minute for a dozen cuts.
 
     `folder` holds the halves as the workbench cut them. `inputs`: requests to measure on (the first one for times, all
-    for fidelity); without them see `split/workbench/golden.py`. `open_best`: how segments are opened for measuring (as
-    the daemon will: an `Optimiser`'s `open`); without it as they were cut. InvalidModel when there is nothing to
-    measure on or the runtime refuses the whole; a cut that does not open or computes something else is left out with a
-    warning.
+    for fidelity); without them see `split/workbench/golden.py`. `tunings`: of which the whole is fastest with is
+    measured first, if there are several; everything else is measured with that one. `open_tuned`: how segments are
+    opened for measuring (as the daemon will: an `Optimiser`'s `open`); without it as they were cut. InvalidModel when
+    there is nothing to measure on or the runtime refuses the whole; a cut that does not open or computes something else
+    is left out with a warning.
     """
     basis = profile_basis(Path(card.path), contract)
     on_progress("opening the model", 0.0)
-    whole: Segment = engine.open(Path(card.path), threads=threads)
+    whole: Segment = engine.open(Path(card.path), threads=tunings[0].threads)
     golden = golden_requests(card, whole, inputs=inputs, contract=contract)
     first = golden[0]
-    open_best = open_best or (lambda name, path, feeds: engine.open(path, threads=threads))
+    open_as = open_tuned or _as_cut(engine)
+    on_progress("choosing threads", 0.01)
+    tuning = fastest(tunings, lambda tuning: _runs(open_as(WHOLE, Path(card.path), first.inputs, tuning), first.inputs))
+
+    def open_best(name: str, path: Path, feeds: Tensors) -> Segment:
+        return open_as(name, path, feeds, tuning)
+
     whole = open_best(WHOLE, Path(card.path), first.inputs)
     image_ms, encoded_bytes = _image_costs(golden, contract)
     on_progress("measuring what offloading ships", 0.02)
@@ -113,7 +122,8 @@ def profile_model(
         fingerprint=read_machine().digest,
         basis=basis,
         dims=dims,
-        threads=threads,
+        threads=tuning.threads,
+        spin_us=tuning.spin_us,
         whole_ms=typical_ms,
         image_ms=image_ms,
         input_codecs=input_codecs,
@@ -126,6 +136,14 @@ def profile_model(
     write_profile(profile, folder)
     on_progress("done", 1.0)
     return profile
+
+
+def _as_cut(engine: Engine) -> TunedOpener:
+    return lambda name, path, feeds, tuning: engine.open(path, threads=tuning.threads, spin_us=tuning.spin_us)
+
+
+def _runs(segment: Segment, feeds: Tensors) -> Callable[[], object]:
+    return lambda: segment.run(feeds)
 
 
 def _measure_cut(

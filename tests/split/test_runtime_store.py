@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from split.errors import InvalidModel
+from split.profiles.measured import Tuning
 from split.runtime.engine import Segment
 from split.runtime.optimised import Optimised
 from split.runtime.store import SegmentStore
@@ -32,13 +33,15 @@ class CountingEngine:
     def __init__(self, *, refuses_optimised: bool = False) -> None:
         self.refuses_optimised = refuses_optimised
         self.opened: list[str] = []
+        self.tuned: list[tuple[str, int, int]] = []
         self.entered = threading.Event()
         self.may_finish = threading.Event()
         self.may_finish.set()
 
-    def open(self, path: Path, *, threads: int) -> Segment:
+    def open(self, path: Path, *, threads: int, spin_us: int = 0) -> Segment:
         self.entered.set()
         assert self.may_finish.wait(30)
+        self.tuned.append((path.name, threads, spin_us))
         self.opened.append(path.name)
         if path.name.startswith("bad"):
             raise InvalidModel(f"{path} is bad")
@@ -47,7 +50,8 @@ class CountingEngine:
     def trim(self) -> None:
         self.opened.append("trim")
 
-    def open_optimised(self, path: Path, *, threads: int, prepack: bool) -> Segment:
+    def open_optimised(self, path: Path, *, threads: int, spin_us: int = 0, prepack: bool) -> Segment:
+        self.tuned.append((path.name, threads, spin_us))
         self.opened.append(f"optimised {path.name}{' prepacked' if prepack else ''}")
         if self.refuses_optimised:
             raise InvalidModel(f"{path} is of another runtime")
@@ -249,6 +253,32 @@ def test_what_is_forgotten_is_opened_as_it_was_cut(tmp_path: Path) -> None:
     store.forget(tmp_path)
     store.get(a)
     assert engine.opened == ["a.onnx"]
+    store.close()
+
+
+def test_segments_open_with_the_threads_of_their_model_and_change_over_when_those_become_known(tmp_path: Path) -> None:
+    engine = CountingEngine()
+    store = SegmentStore(engine, threads=1, budget_bytes=1000)
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    whole, other = files(tmp_path, {"whole.onnx": 10, "other.onnx": 10})
+    head, tail = files(folder, {"c.head.onnx": 10, "c.tail.onnx": 10})
+    store.prefer({head: optimised(head), tail: optimised(tail)})
+    for path in (whole, other, head):
+        store.get(path)
+    settle(store)
+    engine.tuned.clear()
+    store.tune((whole, folder), Tuning(threads=4, spin_us=200))
+    settle(store)
+    assert engine.tuned == [("whole.onnx", 4, 200), ("c.head.onnx", 4, 200)]
+    store.get(tail)
+    store.get(other)
+    settle(store)
+    assert set(engine.tuned[2:]) == {("c.tail.onnx", 4, 200)}
+    store.forget(folder)
+    store.forget(whole)
+    store.get(whole)
+    assert engine.tuned[-1] == ("whole.onnx", 1, 0)
     store.close()
 
 

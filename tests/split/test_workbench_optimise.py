@@ -309,8 +309,8 @@ class Confused(OrtEngine):
         super().__init__()
         self.other = other
 
-    def open_optimised(self, path: Path, *, threads: int, prepack: bool) -> OrtSegment:
-        return self.open(self.other, threads=threads)
+    def open_optimised(self, path: Path, *, threads: int, spin_us: int = 0, prepack: bool) -> OrtSegment:
+        return self.open(self.other, threads=threads, spin_us=spin_us)
 
 
 def test_an_optimised_segment_that_computes_something_else_is_refused_and_what_was_cut_is_opened(

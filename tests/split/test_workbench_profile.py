@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,15 @@ from agent.commands import profile as command
 from split.codec.golden import golden_inputs
 from split.codec.payload import decode
 from split.errors import InvalidModel
-from split.graph.card import CutCard, ModelCard
+from split.graph.card import CutCard, ModelCard, write_card
 from split.ids import CutId, ModelDigest
-from split.profiles.contract import Contract, Data, InputContract
+from split.profiles.contract import Contract, Data, InputContract, contract_beside
 from split.profiles.image_spec import ImageSpec
-from split.profiles.measured import GOLDEN_RUNS, GoldenRuns, ModelProfile, read_golden_runs, read_profile
+from split.profiles.measured import GOLDEN_RUNS, GoldenRuns, ModelProfile, Tuning, read_golden_runs, read_profile
+from split.runtime.engine import Segment
 from split.runtime.segment import OrtEngine
-from split.tensor import Tensors, TensorSpec
+from split.tensor import Array, Tensors, TensorSpec
+from split.workbench.child import run_child_sync
 from split.workbench.golden import profile_basis, typical_jpeg
 from split.workbench.profile import profile_model
 
@@ -79,7 +82,8 @@ def measured(
     card: ModelCard, folder: Path, *, inputs: list[Tensors] | None = None, contract: Contract | None = None
 ) -> ModelProfile:
     (folder / "parts").mkdir(exist_ok=True)
-    return profile_model(card, folder / "parts", inputs=inputs, contract=contract, engine=OrtEngine(), threads=1)
+    one = [Tuning(threads=1)]
+    return profile_model(card, folder / "parts", inputs=inputs, contract=contract, engine=OrtEngine(), tunings=one)
 
 
 def requests(count: int, batch: int = 2) -> list[Tensors]:
@@ -109,6 +113,59 @@ def test_each_part_and_codec_has_its_cost_and_the_file_holds_what_was_returned(t
     assert profile.holds_for(**here)  # type: ignore[arg-type]  # a digest is a str
     for other in here:
         assert not profile.holds_for(**here | {other: "another"})  # type: ignore[arg-type]  # as above
+
+
+def test_everything_is_measured_with_the_threads_that_were_found_best(tmp_path: Path) -> None:
+    card = lay_out(tmp_path)
+    slow, quick = Tuning(threads=1), Tuning(threads=2, spin_us=200)
+    opened: list[tuple[str, Tuning]] = []
+
+    def open_tuned(name: str, path: Path, feeds: Tensors, tuning: Tuning) -> Segment:
+        opened.append((name, tuning))
+        segment = OrtEngine().open(path, threads=1)
+        return Slow(segment) if tuning == slow else segment
+
+    profile = profile_model(
+        card,
+        tmp_path / "parts",
+        inputs=requests(1),
+        engine=OrtEngine(),
+        tunings=[slow, quick],
+        open_tuned=open_tuned,
+    )
+    assert profile.tuning == quick
+    assert opened == [("whole", slow), *((name, quick) for name in ("whole", "whole", "c.head", "c.tail"))]
+
+
+class Slow:
+    """Runs many times instead of once."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        self.inputs, self.outputs, self.providers = segment.inputs, segment.outputs, segment.providers
+
+    def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> Tensors:
+        for _ in range(100):
+            self._segment.run(feeds, outputs)
+        return self._segment.run(feeds, outputs)
+
+    def close(self) -> None:
+        self._segment.close()
+
+
+def test_the_threads_of_the_contract_are_those_of_the_profile(tmp_path: Path) -> None:
+    card = lay_out(tmp_path)
+    write_card(card, tmp_path / "parts")
+    path = Path(card.path)
+    contract = path.parent.parent / "contract.yaml"
+    contract.write_text("model: m\nresource: {threads: 3}\n")
+    run_child_sync(["profile", str(path), "--folder", str(tmp_path / "parts")], timeout_s=120)
+    profile = read_profile(tmp_path / "parts")
+    assert profile is not None
+    assert profile.tuning.threads == 3
+    assert profile.basis == profile_basis(path, contract_beside(path))
+    contract.unlink()
+    assert profile.basis != profile_basis(path, None)
 
 
 def test_a_profile_is_stale_once_what_it_was_measured_with_changes(tmp_path: Path) -> None:
