@@ -74,9 +74,10 @@ class Compute:
 
     def __init__(self, slowdown: float = 1.0, *, max_waiting: int = MAX_WAITING) -> None:
         assert slowdown >= 1.0, slowdown
-        self.on_load: Callable[[float], None] = _nobody_minds
-        """Called on the event loop with the expected ms of a job that is about to enter, so that what must come before
-        it can enter first; and with 0.0 when a job is done while others wait: it may have taken longer than expected.
+        self.on_load: Callable[[float, float], None] = _nobody_minds
+        """Called on the event loop with the expected ms and the deadline of a job that is about to enter, so that what
+        must come before it can enter first; and with (0.0, inf) once it has entered, and when a job is done while
+        others wait: it may have taken longer than expected.
         """
         self._hold_ratio = slowdown - 1.0
         self._max_waiting = max_waiting
@@ -108,7 +109,7 @@ class Compute:
             await self._enter(lambda: self._closing.wait(held_ms / 1e3), -math.inf, held_ms, 0.0)
 
     def _enter(self, work: Callable[[], T], deadline_at_s: float, expected_ms: float, hold_ratio: float) -> Job[T]:
-        self.on_load(expected_ms)
+        self.on_load(expected_ms, deadline_at_s)
         job = Job(self, work, deadline_at_s, expected_ms, hold_ratio, asyncio.get_running_loop())
         with self._lock:
             if self._closing.is_set() or not self._thread.is_alive():
@@ -118,6 +119,7 @@ class Compute:
             heapq.heappush(self._waiting, (deadline_at_s, next(self._order), job))
             self._waiting_ms += expected_ms
         self._tokens.put(None)
+        self.on_load(0.0, math.inf)
         return job
 
     @property
@@ -170,7 +172,7 @@ class Compute:
     def settle(self, job: Job[Any], outcome: Timed[Any] | BaseException) -> None:
         """On the event loop: the job's outcome goes to the one who waits for it."""
         if self._waiting:
-            self.on_load(0.0)
+            self.on_load(0.0, math.inf)
         if job.done():  # cancelled meanwhile
             return
         if isinstance(outcome, StopIteration):  # a future cannot carry it
@@ -225,5 +227,5 @@ class Compute:
             pass
 
 
-def _nobody_minds(entering_ms: float) -> None:
+def _nobody_minds(entering_ms: float, deadline_at_s: float) -> None:
     return None

@@ -66,7 +66,7 @@ class Lateness:
             give_up_at_s=math.inf if timeout_ms is None else now_s + timeout_ms / 1000,
         )
         begun = self._watched[key].begun
-        self.make_room(0.0)
+        self.make_room()
         return begun
 
     def hurry(self, key: str) -> None:
@@ -78,41 +78,44 @@ class Lateness:
         """The request is answered; what has begun is the caller's to end."""
         if (watched := self._watched.pop(key, None)) is not None:
             watched.begun.cancel()
-            self.make_room(0.0)
+            self.make_room()
 
     def hurry_all(self) -> None:
         """Nothing is heard of the companion: all that waits for it begins now, in the order of deadlines."""
         self.make_room(math.inf)
 
-    def make_room(self, entering_ms: float) -> None:
+    def make_room(self, entering_ms: float = 0.0, deadline_at_s: float = math.inf) -> None:
         """The worker's load has changed, or a job of so many ms is about to enter it: every finish that could not start
-        in time behind all that begins now, in the order of deadlines."""
+        in time behind all that begins now, in the order of deadlines. One whose own deadline is later than that of the
+        job does not go before it: it is seen once the job has entered."""
         if self._beginning or not (self._watched or self._timer):
             return
         self._beginning = True  # each one that begins enters the worker itself, and is seen by the next round here
         try:
-            while due := self._due(entering_ms):
+            while due := self._due(entering_ms, deadline_at_s):
                 for watched in sorted(due, key=lambda one: one.deadline_at_s):
                     _begin(watched)
         finally:
             self._beginning = False
 
-    def _due(self, entering_ms: float) -> list[_Watched]:
+    def _due(self, entering_ms: float, deadline_at_s: float) -> list[_Watched]:
         """Take out what must begin now; one timer for the rest."""
         loop = asyncio.get_running_loop()
         now_s = loop.time()
-        free_at_s = now_s + (self._queue_ms() + entering_ms) / 1000
+        free_at_s = now_s + self._queue_ms() / 1000
+        behind_at_s = free_at_s + entering_ms / 1000
         starts = latest_starts(now_s, [(k, w.deadline_at_s, w.reserved_ms) for k, w in self._watched.items()])
         due, next_at_s = [], math.inf
         for key, watched in list(self._watched.items()):
-            begin_at_s = min(now_s if starts[key] < free_at_s else starts[key], watched.give_up_at_s)
+            could_at_s = behind_at_s if watched.deadline_at_s <= deadline_at_s else free_at_s
+            begin_at_s = min(now_s if starts[key] < could_at_s else starts[key], watched.give_up_at_s)
             if begin_at_s <= now_s + EARLY_S:
                 due.append(self._watched.pop(key))
             next_at_s = min(next_at_s, begin_at_s)
         if self._timer is not None:
             self._timer.cancel()
         wanted = self._watched and not due
-        self._timer = loop.call_at(next_at_s, self.make_room, 0.0) if wanted else None
+        self._timer = loop.call_at(next_at_s, self.make_room) if wanted else None
         return due
 
 

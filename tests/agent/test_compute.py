@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import math
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable
@@ -161,9 +162,9 @@ async def test_those_who_must_come_first_are_asked_before_a_job_enters(compute: 
     order: list[str] = []
     first: list[asyncio.Future[Any]] = []
 
-    def let_in(entering_ms: float) -> None:
-        compute.on_load = lambda entering_ms: None
-        assert (entering_ms, compute.waiting) == (70.0, 0)
+    def let_in(entering_ms: float, deadline_at_s: float) -> None:
+        compute.on_load = lambda *load: None
+        assert (entering_ms, deadline_at_s, compute.waiting) == (70.0, 1.0, 0)
         first.append(compute.run(lambda: order.append("first"), deadline_at_s=1.0, expected_ms=0.0))
 
     compute.on_load = let_in
@@ -174,16 +175,27 @@ async def test_those_who_must_come_first_are_asked_before_a_job_enters(compute: 
     assert order == ["first", "second"]
 
 
+async def test_what_may_come_behind_a_job_is_asked_again_once_it_has_entered(compute: Compute) -> None:
+    gate, busy = await blocked(compute)
+    told: list[tuple[float, float, int]] = []
+    compute.on_load = lambda *load: told.append((*load, compute.waiting))
+    second = later(compute, lambda: None, deadline_at_s=3.0, expected_ms=70.0)
+    await asyncio.sleep(0)
+    assert told == [(70.0, 3.0, 0), (0.0, math.inf, 1)]
+    gate.may_end.set()
+    await asyncio.gather(busy, second)
+
+
 async def test_a_job_that_is_done_while_others_wait_is_told(compute: Compute) -> None:
     gate, busy = await blocked(compute)
     second_gate = Gate()
     second, third = later(compute, second_gate, deadline_at_s=1.0), later(compute, lambda: None, deadline_at_s=2.0)
     await asyncio.sleep(0)
-    told: list[float] = []
-    compute.on_load = told.append
+    told: list[tuple[float, float]] = []
+    compute.on_load = lambda *load: told.append(load)
     gate.may_end.set()
     await busy
-    assert told == [0.0]
+    assert told == [(0.0, math.inf)]
     second_gate.may_end.set()
     await asyncio.gather(second, third)
 

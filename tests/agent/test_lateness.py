@@ -88,6 +88,24 @@ def test_work_that_enters_later_is_let_in_behind_a_finish_that_it_would_make_lat
     run_in_virtual_time(story())
 
 
+@pytest.mark.parametrize(("job_deadline_at_s", "goes_before"), [(0.99, False), (1.0, True), (5.0, True)])
+def test_only_finishes_with_no_later_deadline_go_before_what_enters(
+    job_deadline_at_s: float, goes_before: bool
+) -> None:
+    async def story() -> None:
+        queue_ms = 0.0
+        late = Lateness(queue_ms=lambda: queue_ms)
+        begun = watch(late)
+        await asyncio.sleep(0.7)  # 142 ms before the latest start
+        late.make_room(145.0, job_deadline_at_s)
+        assert begun.done() is goes_before
+        queue_ms = 145.0  # it has entered
+        late.make_room()
+        assert begun.done()
+
+    run_in_virtual_time(story())
+
+
 def test_a_finish_that_begins_is_itself_work_that_may_make_others_late() -> None:
     async def story() -> None:
         queue_ms = 0.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
 import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -90,7 +91,7 @@ class SlowCompute:
     slowdown = 1.0
 
     def __init__(self) -> None:
-        self.on_load: Callable[[float], None] = lambda entering_ms: None
+        self.on_load: Callable[[float, float], None] = lambda *load: None
         self.took_ms: list[float] = []
         self._waiting: list[tuple[float, int, float, float, Callable[[], Any], asyncio.Future[Timed[Any]]]] = []
         self._entered = itertools.count()
@@ -103,12 +104,13 @@ class SlowCompute:
         return rest_ms + sum(job[3] for job in self._waiting if not job[5].cancelled())
 
     def run(self, work: Callable[[], Any], *, deadline_at_s: float, expected_ms: float) -> asyncio.Future[Timed[Any]]:
-        self.on_load(expected_ms)
+        self.on_load(expected_ms, deadline_at_s)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Timed[Any]] = loop.create_future()
         heapq.heappush(self._waiting, (deadline_at_s, next(self._entered), loop.time(), expected_ms, work, future))
         if not self._busy:
             self._next()
+        self.on_load(0.0, math.inf)
         return future
 
     def _next(self) -> None:
@@ -558,6 +560,21 @@ def test_local_work_that_comes_while_a_request_waits_does_not_make_its_finish_la
             assert split.total_ms == pytest.approx(880 + TAIL_MS, abs=0.5)
             assert_right(local)
             assert local.total_ms == pytest.approx(TAIL_MS + WHOLE_MS, abs=0.5)
+
+    run_in_virtual_time(story())
+
+
+def test_local_work_with_little_time_goes_before_the_finishes_of_those_that_have_more(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=says_nothing) as lab:
+            waiting = [asyncio.create_task(lab.ask(deadline_ms=1000.0)) for _ in range(6)]
+            # Six tails, with their margins, are to begin 85 ms from now; without margins there is time for all seven.
+            await asyncio.sleep(0.280)
+            local = await lab.ask(deadline_ms=WHOLE_MS + 20.0, mode="local")
+            assert_right(local)
+            for split in await asyncio.gather(*waiting):
+                assert_right(split)
+                assert split.total_ms <= 1000.0
 
     run_in_virtual_time(story())
 
