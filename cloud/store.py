@@ -18,6 +18,7 @@ import re
 import shutil
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -80,7 +81,10 @@ class ModelStore:
     def __init__(self, folder: Path, *, budget_bytes: int) -> None:
         self._folder = folder
         self._budget_bytes = budget_bytes
-        self._lock = threading.Lock()
+        self._disk = threading.Lock()
+        """For whoever changes or hashes what lies there: held for seconds."""
+        self._books = threading.Lock()
+        """For the two tables below: never held while a file is touched, since `release` is called on the event loop."""
         self._users: Counter[tuple[str, str]] = Counter()
         """(Model, device) → sessions that use it: for a moment a device may have its old session and its new one."""
         self._uploads: dict[tuple[str, str], _Upload] = {}
@@ -126,7 +130,7 @@ class ModelStore:
         """
         base = self._folder / digest_hex(digest)
         check_files(digest, files)
-        with self._lock:
+        with self._disk:
             if self._is_sound(base):
                 known = _read_manifest(base)
                 if known is not None and not _same_files(known, files):
@@ -134,7 +138,8 @@ class ModelStore:
                         "DIGEST_MISMATCH", f"the files of {digest} have other sizes here than offered"
                     )
                 base.touch()  # its time says when it was last used
-                self._users[base.name, device] += 1
+                with self._books:
+                    self._users[base.name, device] += 1
                 return ()
             upload = self._uploads.get((base.name, device))
             if upload is None or upload.files != files:
@@ -143,14 +148,15 @@ class ModelStore:
             upload.place.mkdir(parents=True, exist_ok=True)
             _keep_only(upload)
             base.touch()
-            self._uploads[base.name, device] = upload
-            self._users[base.name, device] += 1
+            with self._books:
+                self._uploads[base.name, device] = upload
+                self._users[base.name, device] += 1
             return _missing(upload)
 
     def release(self, digest: str, device: str) -> None:
         """One session less uses this model; what came of it so far stays for a later offer."""
         user = digest_hex(digest), device
-        with self._lock:
+        with self._books:
             self._users[user] -= 1
             if self._users[user] <= 0:
                 del self._users[user]
@@ -191,10 +197,11 @@ class ModelStore:
                 if _missing(upload):
                     return _is_whole(base)
                 _check_hashes(upload)
-                with self._lock:
+                with self._disk:
                     if not _is_whole(base):
                         _write_manifest(base, upload.files)
                         upload.place.rename(base / "files")
+                        self._sound.add(base.name)
                     shutil.rmtree(base / "incoming", ignore_errors=True)
             except FileNotFoundError:  # another device was first, or the model was removed
                 pass
@@ -202,7 +209,7 @@ class ModelStore:
 
     def remove(self, digest: str) -> None:
         """Delete a model, whole or not."""
-        with self._lock:
+        with self._disk:
             shutil.rmtree(self._folder / digest_hex(digest), ignore_errors=True)
 
     def used_bytes(self) -> int:
@@ -211,11 +218,12 @@ class ModelStore:
 
     def _make_room(self, base: Path, device: str, files: Files) -> None:
         """Remove what nobody uses, oldest first, until `files` fit; refuse before anything is removed in vain."""
+        with self._books:
+            used, uploads = {name for name, _ in self._users}, dict(self._uploads)
         wanted = sum(size for _, size, _ in files)
         here = _bytes_below(base / "incoming" / device)
-        claims = {path: self._claimed_bytes(path) for path in self._folder.iterdir() if path != base}
-        in_use = self._claimed_bytes(base, without=device)
-        used = {name for name, _ in self._users}
+        claims = {path: _claimed_bytes(path, uploads) for path in self._folder.iterdir() if path != base}
+        in_use = _claimed_bytes(base, uploads, without=device)
         in_use += sum(size for path, size in claims.items() if path.name in used)
         if in_use + wanted > self._budget_bytes:
             raise CompanionRefused(
@@ -235,12 +243,13 @@ class ModelStore:
             total -= claims[path]
             free += claims[path]
 
-    def _claimed_bytes(self, base: Path, *, without: str = "") -> int:
-        """What a model takes or will take: what is being sent counts in full, the rest as it lies there."""
-        sent = {device: upload for (name, device), upload in self._uploads.items() if name == base.name}
-        promised = sum(sum(size for _, size, _ in upload.files) for device, upload in sent.items() if device != without)
-        partial = (place for place in (base / "incoming").glob("*") if place.name not in sent and place.name != without)
-        return promised + _bytes_below(base / "files") + sum(_bytes_below(place) for place in partial)
+
+def _claimed_bytes(base: Path, uploads: Mapping[tuple[str, str], _Upload], *, without: str = "") -> int:
+    """What a model takes or will take: what is being sent counts in full, the rest as it lies there."""
+    sent = {device: upload for (name, device), upload in uploads.items() if name == base.name}
+    promised = sum(sum(size for _, size, _ in upload.files) for device, upload in sent.items() if device != without)
+    partial = (place for place in (base / "incoming").glob("*") if place.name not in sent and place.name != without)
+    return promised + _bytes_below(base / "files") + sum(_bytes_below(place) for place in partial)
 
 
 def _append(upload: _Upload, index: int, offset: int, data: memoryview) -> bool:
@@ -308,10 +317,13 @@ def _bytes_below(folder: Path) -> int:
 
 
 def _read_manifest(base: Path) -> Files | None:
+    """None where there is none, or where it is not that of this model: then no name in it is looked at."""
     try:
-        return msgspec.json.decode((base / "manifest.json").read_bytes(), type=Files)
-    except (FileNotFoundError, msgspec.MsgspecError):
+        files = msgspec.json.decode((base / "manifest.json").read_bytes(), type=Files)
+        check_files(f"sha256:{base.name}", files)
+    except (FileNotFoundError, msgspec.MsgspecError, InvalidRequest, CompanionRefused):
         return None
+    return files
 
 
 def _write_manifest(base: Path, files: Files) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import threading
 
 import pytest
 
@@ -165,3 +167,50 @@ def test_the_model_unused_for_longest_makes_room_first(store, tmp_path):
 def test_an_offer_that_cannot_be_is_refused(store, broken):
     with pytest.raises(InvalidRequest):
         store.offer(DIGEST, "cam", broken)
+
+
+def bring(store: ModelStore) -> None:
+    store.offer(DIGEST, "cam", files())
+    store.write(DIGEST, "cam", 0, 0, MAIN)
+    store.write(DIGEST, "cam", 1, 0, DATA)
+    assert store.finish(DIGEST, "cam")
+
+
+def test_a_session_that_ends_does_not_wait_for_a_model_that_is_being_hashed(store, tmp_path, monkeypatch):
+    bring(store)
+    again = ModelStore(tmp_path / "models", budget_bytes=10_000)
+    other = offer_alone(10)
+    again.offer(*other)
+    hashing, go = threading.Event(), threading.Event()
+    monkeypatch.setattr("cloud.store.file_is", lambda *_: hashing.set() or go.wait(30))
+    offering = threading.Thread(target=again.offer, args=(DIGEST, "cam", files()))
+    offering.start()
+    assert hashing.wait(30)
+    releasing = threading.Thread(target=again.release, args=(other[0], "cam"))  # else on the event loop
+    releasing.start()
+    releasing.join(30)
+    blocked = releasing.is_alive()
+    go.set()
+    offering.join(30)
+    releasing.join(30)
+    assert not blocked
+
+
+def test_what_just_came_whole_is_not_hashed_again(store, monkeypatch):
+    bring(store)
+    monkeypatch.setattr("cloud.store.file_is", lambda *_: pytest.fail("hashed again"))
+    assert store.offer(DIGEST, "other", files()) == ()
+
+
+SECRET = json.dumps([["../../secret", 6, sha256(b"secret")]])
+
+
+@pytest.mark.parametrize("manifest", ["[]", SECRET, "{", "null"])
+def test_a_manifest_of_another_model_is_damage_and_its_names_are_not_looked_at(store, tmp_path, manifest):
+    bring(store)
+    (tmp_path / "secret").write_bytes(b"secret")
+    (tmp_path / "models" / DIGEST.removeprefix("sha256:") / "manifest.json").write_text(manifest)
+    with pytest.raises(UnknownModel):
+        store.path(DIGEST)
+    again = ModelStore(tmp_path / "models", budget_bytes=10_000)
+    assert again.offer(DIGEST, "cam", files()) == ((0, 0), (1, 0))
