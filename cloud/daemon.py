@@ -32,7 +32,7 @@ from split.runtime.store import SegmentStore
 from split.runtime.tuning import default_tuning
 from split.systemd import feed_watchdog, notify
 from split.transport.tls import listen
-from split.wire.limits import MAX_MESSAGE_BYTES, MAX_METADATA_BYTES, Limits
+from split.wire.limits import MAX_HELLO_BYTES, MAX_MESSAGE_BYTES, MAX_METADATA_BYTES, Limits
 from split.wire.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, Hello
 
 log = logging.getLogger(__name__)
@@ -43,6 +43,10 @@ ten seconds after which container runtimes kill."""
 
 STUCK_S = 120.0
 """One run lasting longer hangs: the slowest model needs 15 s on a slow core. Whoever watches may restart us."""
+
+MODELS_TOLD = 512
+"""Digests in a Hello, which has at most 64 KiB and of which no device needs all: it offers what it uses."""
+assert MODELS_TOLD * 80 < MAX_HELLO_BYTES
 
 
 async def serve(config: CompanionConfig, *, stop: asyncio.Event | None = None) -> None:
@@ -80,7 +84,9 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
     stack.callback(opened.close)
     executor = LocalExecutor(opened)
     stack.callback(executor.close)
-    segments = Segments(config.cache_dir, ChildWorkbench(), prefer=opened.prefer, runtime=engine.name)
+    segments = Segments(
+        config.cache_dir, ChildWorkbench(), prefer=opened.prefer, let_go=opened.forget, runtime=engine.name
+    )
     stack.push_async_callback(segments.close)
     metrics = Metrics()
     store = ModelStore(config.state_dir / "models", budget_bytes=config.models_bytes)
@@ -105,7 +111,7 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
             runtime=engine.name,
             max_message_bytes=limits.max_message_bytes,
             codecs=CODECS,
-            models=store.held(),
+            models=store.held()[:MODELS_TOLD],
             image=image_fingerprint(),
             kernels=kernel_answers(),
         )

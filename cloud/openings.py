@@ -197,9 +197,8 @@ class Openings:
         except CompanionRefused as error:
             if error.code == "DIGEST_MISMATCH":
                 await asyncio.to_thread(shared.store.remove, offer.digest)
-                shared.segments.forget(offer.digest)
             raise
-        golden = _golden_of(offer, model.card.inputs)
+        golden = await asyncio.to_thread(_golden_of, offer, model.card.inputs)
         whole = Opened(
             path=model.path,
             feeds=model.card.inputs,

@@ -81,7 +81,8 @@ class Segments:
     """Prepares models and cuts, one child process at a time; used from the event loop.
 
     What was prepared is optimised for this machine (`runtime`: the engine's name) in the background, one more child at
-    a time; `prefer` learns of each segment that can be opened in that form (`SegmentStore.prefer`).
+    a time; `prefer` learns of each segment that can be opened in that form (`SegmentStore.prefer`), `let_go` of each
+    file and folder that is gone (`SegmentStore.forget`).
     """
 
     def __init__(
@@ -90,15 +91,19 @@ class Segments:
         workbench: Workbench,
         *,
         prefer: Callable[[Mapping[Path, Optimised]], None],
+        let_go: Callable[[Path], None],
         runtime: str,
     ) -> None:
         self._folder = cache_dir / "models"
         self._workbench = workbench
         self._prefer = prefer
+        self._let_go = let_go
         self._runtime = runtime
         self._turn = asyncio.Lock()
         self._unoptimised: dict[ModelDigest, tuple[PreparedModel, set[CutId]]] = {}
         self._behind: asyncio.Task[None] | None = None
+        self._files: dict[Path, Path] = {}
+        """Folder → model file, of what was prepared since this process started."""
 
     async def close(self) -> None:
         """Optimise nothing any more."""
@@ -120,11 +125,13 @@ class Segments:
             except InvalidModel:
                 await self._make(path, folder, dims)
                 card = read_card(folder)
-        if card.digest != digest:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise CompanionRefused(
-                "DIGEST_MISMATCH", f"the files offered as {digest} are {card.digest}; offer them under their own digest"
-            )
+            if card.digest != digest:
+                await self._remove(folder)
+                raise CompanionRefused(
+                    "DIGEST_MISMATCH",
+                    f"the files offered as {digest} are {card.digest}; offer them under their own digest",
+                )
+            self._files[folder] = path
         model = PreparedModel(card=card, folder=folder, path=path)
         self._optimise_later(model)
         return model
@@ -134,8 +141,13 @@ class Segments:
         CutRefused when it may not be made."""
         if not re.fullmatch(r"[0-9a-f]{12}", cut):
             raise CompanionRefused("PLAN_MISMATCH", f"{cut[:80]!r} is no cut id; expected 12 hex digits")
+        digits = 2 * ((model.card.nodes + 7) // 8)
+        if not re.fullmatch(rf"[0-9a-f]{{{digits}}}", node_bitmap):  # it becomes an argument of a process
+            raise CompanionRefused(
+                "PLAN_MISMATCH", f"the node bitmap of cut {cut} must have {digits} hex digits: a bit for each node"
+            )
         async with self._turn:
-            card = _made_before(model, cut) or await self._part(model, cut, node_bitmap)
+            card = await asyncio.to_thread(_made_before, model, cut) or await self._part(model, cut, node_bitmap)
         if card.node_bitmap != node_bitmap:
             raise CompanionRefused(
                 "PLAN_MISMATCH", f"cut {cut} consists of other nodes here than the bitmap that came; compare the models"
@@ -157,7 +169,7 @@ class Segments:
                 return
             together = [] if cut else [candidate.id for candidate in model.card.cuts]
             feeds = model.folder / "rehearsal.payload"
-            await asyncio.to_thread(feeds.write_bytes, b"".join(encode(golden, "raw")))
+            await asyncio.to_thread(lambda: feeds.write_bytes(b"".join(encode(golden, "raw"))))
             try:
                 await self._workbench.rehearse(model.path, model.folder, feeds, [name, *together])
             except InvalidModel as error:
@@ -178,11 +190,13 @@ class Segments:
             names = {digest_hex(digest)[:16] for digest in held()}
             gone = [folder for folder in _folders_in(self._folder) if folder.name not in names]
             for folder in gone:
-                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+                await self._remove(folder)
 
-    def forget(self, digest: str) -> None:
-        """Delete what was made of a model."""
-        shutil.rmtree(self._folder / digest_hex(digest)[:16], ignore_errors=True)
+    async def _remove(self, folder: Path) -> None:
+        self._let_go(folder)
+        if (file := self._files.pop(folder, None)) is not None:
+            self._let_go(file)
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def _make(self, path: Path, folder: Path, dims: Mapping[str, int]) -> None:
         try:
@@ -241,10 +255,11 @@ def _folders_in(place: Path) -> list[Path]:
 
 
 def _made_before(model: PreparedModel, cut: CutId) -> CutCard | None:
-    """The card of a cut whose halves lie there: a candidate, or one that was asked for earlier."""
-    if not (model.head(cut).exists() and model.tail(cut).exists()):
-        return None
+    """The card of a cut whose halves lie there as they were made: a candidate, or one that was asked for earlier."""
+    candidate = next((card for card in model.card.cuts if card.id == cut), None)
+    if candidate is not None and model.head(cut).exists() and model.tail(cut).exists():
+        return candidate  # its halves were looked at when the model was prepared
     try:
-        return next((card for card in model.card.cuts if card.id == cut), None) or read_cut(model.folder, cut)
+        return read_cut(model.folder, cut)
     except InvalidModel:
         return None

@@ -6,16 +6,16 @@ and lie in `split.profiles.measured`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from split.errors import CutRefused, InvalidModel
+from split.errors import CutRefused, InvalidModel, InvalidRequest
 from split.ids import CutId, ModelDigest
 from split.tensor import TensorSpec
 
-CARD_VERSION = 5
+CARD_VERSION = 6
 
 
 class CutCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +86,7 @@ def read_card(folder: Path) -> ModelCard:
         card = msgspec.json.decode(path.read_bytes(), type=ModelCard)
     except FileNotFoundError:
         raise InvalidModel(f"{path} is not there; prepare the model first") from None
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, InvalidRequest) as error:  # the latter of a tensor's spec
         raise InvalidModel(f"{path} is damaged ({error}); delete it, it is made again") from error
     if card.version != CARD_VERSION:
         raise InvalidModel(f"{path} has version {card.version}, this program reads {CARD_VERSION}; delete it")
@@ -99,10 +99,14 @@ def read_sound_card(folder: Path) -> ModelCard:
     Hashes all of them: about a second per gigabyte.
     """
     card = read_card(folder)
-    for name, made in card.made.items():
+    _require_sound(folder, card.made)
+    return card
+
+
+def _require_sound(folder: Path, files: Mapping[str, tuple[int, str]]) -> None:
+    for name, made in files.items():
         if not file_is(folder / name, *made):
             raise InvalidModel(f"{folder / name} is missing or damaged; it is made again")
-    return card
 
 
 def file_is(path: Path, size: int, sha256: str) -> bool:
@@ -116,20 +120,32 @@ def file_is(path: Path, size: int, sha256: str) -> bool:
         return False
 
 
-def write_cut(cut: CutCard, folder: Path) -> None:
-    """Write `folder/<cut>.json`: the card of a cut that was made on demand, beside its halves."""
+class _CutFile(msgspec.Struct, frozen=True, kw_only=True):
+    version: int = CARD_VERSION
+    cut: CutCard
+    made: dict[str, tuple[int, str]]
+    """As in `ModelCard`, of the halves alone."""
+
+
+def write_cut(cut: CutCard, made: dict[str, tuple[int, str]], folder: Path) -> None:
+    """Write `folder/<cut>.json`: the card of a cut that was made on demand, beside its halves (`made`), which come
+    first."""
     fresh = folder / f"{cut.id}.json.new"
-    fresh.write_bytes(msgspec.json.encode(cut))
+    fresh.write_bytes(msgspec.json.encode(_CutFile(cut=cut, made=made)))
     fresh.replace(folder / f"{cut.id}.json")
 
 
 def read_cut(folder: Path, cut: CutId) -> CutCard:
-    """Read what `write_cut` wrote; InvalidModel when it is missing or damaged."""
+    """Read what `write_cut` wrote; InvalidModel when it or a half is missing, damaged, or of another version."""
     path = folder / f"{cut}.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=CutCard)
-    except (FileNotFoundError, msgspec.MsgspecError) as error:
+        found = msgspec.json.decode(path.read_bytes(), type=_CutFile)
+    except (FileNotFoundError, msgspec.MsgspecError, InvalidRequest) as error:
         raise InvalidModel(f"{path} is missing or damaged ({error}); make the cut again") from error
+    if found.version != CARD_VERSION or found.cut.id != cut:
+        raise InvalidModel(f"{path} is of another version or cut; make the cut again")
+    _require_sound(folder, found.made)
+    return found.cut
 
 
 def digest_of_files(files: Sequence[tuple[str, int, str]]) -> ModelDigest:

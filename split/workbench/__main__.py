@@ -22,6 +22,8 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from split.errors import EngineFailed, InvalidModel, InvalidRequest, IsthmusError, ModelUnavailable
 from split.workbench.child import say
 from split.workbench.limits import Limits, apply_limits, tells_of_memory
@@ -225,6 +227,8 @@ def _optimise(parsed: argparse.Namespace) -> None:
 
     os.nice(BACKGROUND_NICE)
     card, engine, threads = read_card(parsed.folder), OrtEngine(), usable_threads()
+    # The card names the file as it was when the model was prepared; whoever keeps models may have moved it since.
+    card = msgspec.structs.replace(card, path=str(parsed.model.absolute()))
     candidates = {cut.id: cut for cut in card.cuts}
     wanted = list(candidates) if parsed.cuts is None else [cut for cut in parsed.cuts.split(",") if cut]
     inputs = read_golden_inputs(parsed.folder / "golden.npz")

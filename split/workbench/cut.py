@@ -10,7 +10,7 @@ import hashlib
 import logging
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -75,7 +75,7 @@ def prepare(
     for done, cut in enumerate(cuts):
         on_progress("cut", 0.4 + 0.6 * done / len(cuts))
         write_parts(model, cut, folder / f"{cut.id}.head.onnx", folder / f"{cut.id}.tail.onnx")
-    card = msgspec.structs.replace(describe(model, cuts), made=_fingerprints(folder, cuts))
+    card = msgspec.structs.replace(describe(model, cuts), made=_fingerprints(folder, (WEIGHTS_FILE, *_halves(cuts))))
     write_card(card, folder)
     on_progress("done", 1.0)
     return card
@@ -98,14 +98,17 @@ def part(model_path: Path, folder: Path, cut: CutId, node_bitmap: str) -> CutCar
     write_parts(model, found, folder / f"{cut}.head.onnx", folder / f"{cut}.tail.onnx")
     [share] = compute_shares(model, [found])
     card = cut_card(model, found, share)
-    write_cut(card, folder)
+    write_cut(card, _fingerprints(folder, _halves([found])), folder)
     return card
 
 
-def _fingerprints(folder: Path, cuts: Sequence[Cut]) -> dict[str, tuple[int, str]]:
-    names = [f"{cut.id}.{part}.onnx" for cut in cuts for part in ("head", "tail")]
+def _halves(cuts: Sequence[Cut]) -> list[str]:
+    return [f"{cut.id}.{part}.onnx" for cut in cuts for part in ("head", "tail")]
+
+
+def _fingerprints(folder: Path, names: Iterable[str]) -> dict[str, tuple[int, str]]:
     found = {}
-    for path in (folder / name for name in (WEIGHTS_FILE, *names)):
+    for path in (folder / name for name in names):
         if path.is_file():
             with path.open("rb") as file:
                 found[path.name] = (path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())

@@ -224,7 +224,9 @@ async def make_house(tmp_path: Path) -> AsyncIterator[MakeHouse]:
     def make(*, budget_bytes: int = 1 << 28, inflight_bytes: int = 1 << 26) -> House:
         segments = SegmentStore(OrtEngine(), threads=1, budget_bytes=1 << 28)
         bench = InProcessWorkbench()
-        made_segments = Segments(tmp_path / "cache", bench, prefer=segments.prefer, runtime=OrtEngine().name)
+        made_segments = Segments(
+            tmp_path / "cache", bench, prefer=segments.prefer, let_go=segments.forget, runtime=OrtEngine().name
+        )
         house = House(
             companion=Companion(
                 store=ModelStore(tmp_path / "state" / "models", budget_bytes=budget_bytes),

@@ -56,7 +56,8 @@ def house(tmp_path: Path, bench: Bench) -> tuple[Segments, dict[Path, Optimised]
         learned.update(made)
         told.set()
 
-    return Segments(tmp_path / "cache", bench, prefer=prefer, runtime=OrtEngine().name), learned, told
+    segments = Segments(tmp_path / "cache", bench, prefer=prefer, let_go=lambda _: None, runtime=OrtEngine().name)
+    return segments, learned, told
 
 
 async def test_what_is_prepared_and_cut_is_optimised_in_the_background_and_told(chain, tmp_path):
@@ -101,3 +102,17 @@ async def test_a_full_disk_leaves_the_model_as_it_was_cut(chain, tmp_path, caplo
     assert model.card.digest == chain.digest
     assert learned == {}
     assert "the disk is full" in caplog.text
+
+
+async def test_of_a_model_that_is_gone_no_segment_is_kept_open(chain, tmp_path):
+    gone: list[Path] = []
+    segments = Segments(
+        tmp_path / "cache", Bench(), prefer=lambda _: None, let_go=gone.append, runtime=OrtEngine().name
+    )
+    model = await segments.prepare(chain.digest, chain.path, {})
+    await segments.keep_only(lambda: (chain.digest,))
+    assert gone == []
+    await segments.keep_only(lambda: ())
+    await segments.close()
+    assert gone == [model.folder, chain.path]
+    assert not (model.folder / "card.json").exists()

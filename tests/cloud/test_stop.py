@@ -151,3 +151,10 @@ async def test_killed_at_any_step_it_resumes_and_answers_right(home, chain, feed
         assert outputs.keys() == expected.keys()
         assert all(np.allclose(outputs[name], expected[name], rtol=1e-5) for name in expected)
     assert "Traceback" not in home.log
+
+
+async def test_a_companion_that_holds_a_thousand_models_greets_all_the_same(home: Home, tmp_path: Path) -> None:
+    for number in range(1000):
+        (tmp_path / "state" / "models" / f"{number:064x}" / "files").mkdir(parents=True)
+    async with home.running() as (_, channel):
+        assert 0 < len(channel.peer_hello.models) < 1000

@@ -146,3 +146,10 @@ async def test_a_golden_request_beside_the_model_is_what_its_cuts_are_shown_and_
         assert [(cut["boundary"], cut["max_rel"]) for cut in found] == [(["a"], 0.0), (["r"], 0.0)]
     else:
         assert [cut["boundary"][0]["shape"] for cut in found["cuts"]] == [[6], [3, 2]]
+
+
+def test_a_model_that_was_moved_after_it_was_prepared_is_optimised_where_it_is_now(model: Path, tmp_path: Path) -> None:
+    run_child_sync(["prepare", str(model), "--folder", str(tmp_path / "parts")], timeout_s=60)
+    moved = model.rename(tmp_path / "other.onnx")
+    run_child_sync(["optimise", str(moved), "--folder", str(tmp_path / "parts"), "--cuts", ""], timeout_s=60)
+    assert len(list((tmp_path / "parts" / "optimised").glob("*/whole.onnx"))) == 1

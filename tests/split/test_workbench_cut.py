@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from onnx import numpy_helper
 
 from split.errors import CutRefused, InvalidModel, InvalidRequest
-from split.graph.card import read_card, read_cut
+from split.graph.card import CARD_VERSION, read_card, read_cut
 from split.graph.cuts import bitmap_of, cut_from_nodes
 from split.graph.load import load_model
 from split.ids import CutId, ModelDigest
@@ -89,6 +90,41 @@ def test_a_given_cut_is_made_on_demand_and_its_card_kept(model: Path, tmp_path: 
     assert [spec.name for spec in card.boundary] == ["a"]
     assert read_cut(tmp_path / "parts", wanted.id) == card
     assert (tmp_path / "parts" / f"{wanted.id}.tail.onnx").is_file()
+
+
+@pytest.mark.parametrize("half", ["head.onnx", "tail.onnx", "json"])
+@pytest.mark.parametrize("content", [b"", b"{}", None])
+def test_a_cut_made_on_demand_that_is_damaged_is_to_be_made_again(
+    model: Path, tmp_path: Path, half: str, content: bytes | None
+) -> None:
+    loaded = load_model(model)
+    wanted = cut_from_nodes(loaded, ["a"])
+    bitmap = bitmap_of(wanted.mask, len(loaded.nodes))
+    card = part(model, tmp_path / "parts", wanted.id, bitmap)
+    damaged = tmp_path / "parts" / f"{wanted.id}.{half}"
+    damaged.unlink() if content is None else damaged.write_bytes(content)
+    with pytest.raises(InvalidModel, match="damaged"):
+        read_cut(tmp_path / "parts", wanted.id)
+    assert part(model, tmp_path / "parts", wanted.id, bitmap) == card
+    assert read_cut(tmp_path / "parts", wanted.id) == card
+
+
+def test_a_cut_made_on_demand_by_another_version_is_to_be_made_again(model: Path, tmp_path: Path) -> None:
+    loaded = load_model(model)
+    wanted = cut_from_nodes(loaded, ["a"])
+    part(model, tmp_path / "parts", wanted.id, bitmap_of(wanted.mask, len(loaded.nodes)))
+    path = tmp_path / "parts" / f"{wanted.id}.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": CARD_VERSION - 1}))
+    with pytest.raises(InvalidModel, match="another version"):
+        read_cut(tmp_path / "parts", wanted.id)
+
+
+def test_a_card_with_a_type_that_is_none_is_damaged(model: Path, tmp_path: Path) -> None:
+    prepare(model, tmp_path / "parts")
+    path = tmp_path / "parts" / "card.json"
+    path.write_text(path.read_text().replace("FP32", "FP33"))
+    with pytest.raises(InvalidModel, match="damaged"):
+        read_card(tmp_path / "parts")
 
 
 def test_a_bitmap_of_another_cut_is_refused(model: Path, tmp_path: Path) -> None:

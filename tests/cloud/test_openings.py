@@ -1,0 +1,49 @@
+"""What a session opens: cuts on demand, golden inputs; the way of a whole model is in test_session."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+import cloud.openings
+from split.wire.messages import ModelReady, Refused, Reply, SegmentOpen
+
+
+async def test_a_bitmap_that_is_none_of_this_models_costs_no_child_process(house, chain):
+    device = house.connect()
+    await device.bring(chain)
+    cut = chain.card.cuts[0]
+    for bitmap in ("", "zz", "--folder", "00" * 500_000, cut.node_bitmap + "00", "\0\0"):
+        refused = await device.ask(SegmentOpen(digest=chain.digest, cut=cut.id, node_bitmap=bitmap))
+        assert (type(refused), refused.code, refused.cut) == (Refused, "PLAN_MISMATCH", cut.id)
+    assert "part" not in house.workbench.jobs
+
+
+async def test_a_cut_made_on_demand_that_was_damaged_is_made_again(house, chain, feeds):
+    candidates = {cut.id for cut in chain.card.cuts}
+    cut = next(cut for cut in chain.every_cut() if cut.id not in candidates)
+    device, later = house.connect("camera-1"), house.connect("camera-2")
+    await device.bring(chain)
+    await device.open(chain, cut)
+    [tail] = house.companion.segments._folder.glob(f"*/{cut.id}.tail.onnx")
+    tail.write_bytes(b"damaged")
+    await later.ask(chain.offer)
+    assert isinstance(await later.next(), ModelReady)
+    await later.open(chain, cut)
+    assert house.workbench.jobs.count("part") == 2
+    later.channel.send(*chain.infer(chain.crossing(cut, feeds), cut.id))
+    reply, outputs = await later.reply()
+    assert isinstance(reply, Reply)
+    np.testing.assert_array_equal(outputs["y"], chain.whole(feeds)["y"])
+
+
+async def test_golden_inputs_are_made_beside_the_event_loop(house, chain, monkeypatch):
+    made_in: list[threading.Thread] = []
+    real = cloud.openings._golden_of
+    monkeypatch.setattr(
+        "cloud.openings._golden_of", lambda *given: made_in.append(threading.current_thread()) or real(*given)
+    )
+    await house.connect().bring(chain)
+    assert made_in
+    assert threading.main_thread() not in made_in
