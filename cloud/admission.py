@@ -16,7 +16,7 @@ class Bounds:
     """How much one companion holds at once."""
 
     inflight_bytes: int
-    """Payload bytes of requests received and not yet answered, over all devices."""
+    """Bytes of requests received and not yet answered, as decoded where that is more, over all devices."""
     device_bytes: int
     """The same of one device: none takes all the room."""
     inflight_requests: int = 1024

@@ -34,8 +34,8 @@ class IdentityFiles(_Section, frozen=True, kw_only=True):
 
 class Limits(_Section, frozen=True, kw_only=True):
     inflight_bytes: _Bytes = 256 << 20
-    """Bytes of requests being answered, over all devices; more are refused as overload. 256 MiB: some four hundred
-    224 × 224 pictures as tensors."""
+    """Bytes of requests being answered (as decoded), over all devices; more are refused as overload. 256 MiB: some four
+    hundred 224 × 224 pictures as tensors."""
     device_bytes: _Bytes = 64 << 20
     """The same of one device, and the largest message it may send. 64 MiB: a hundred such pictures. A device that sends
     without end, or several messages at once, holds a few times this."""
@@ -52,7 +52,7 @@ class CompanionConfig(_Section, frozen=True, kw_only=True):
     listen: HostPort = HostPort("0.0.0.0:7443")
     """Where devices dial in (TLS, both sides authenticated); port 0: the system chooses."""
     enroll_listen: HostPort | None = HostPort("0.0.0.0:7444")
-    """Where devices enrol; open only while one-time tokens live. null: never."""
+    """Where devices will enrol, while one-time tokens live: not in this version, nothing listens there. null: never."""
     budget_bytes: _Bytes = 4 << 30
     """Bytes that opened segments may take in memory; beyond it the least used are closed. 4 GiB fits a small server."""
     models_bytes: _Bytes = 16 << 30

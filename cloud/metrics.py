@@ -12,7 +12,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.sessions = Gauge("isthmus_cloud_sessions", "Devices connected now.", registry=self.registry)
         self.inflight_bytes = Gauge(
-            "isthmus_cloud_inflight_bytes", "Payload bytes received and not yet answered.", registry=self.registry
+            "isthmus_cloud_inflight_bytes", "Requests received and not yet answered, decoded.", registry=self.registry
         )
         self.requests = Counter(
             "isthmus_cloud_requests",

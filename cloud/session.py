@@ -19,7 +19,7 @@ from cloud.companion import Companion
 from cloud.executor import Work
 from cloud.openings import MAX_TEXT, Opened, Openings, check_feeds, refusal_of
 from split.codec.image import ImageSpec, prepare_image
-from split.codec.payload import CODECS, decode, encode
+from split.codec.payload import CODECS, decode, decoded_bytes, encode
 from split.errors import (
     CompanionRefused,
     ConnectionLost,
@@ -114,6 +114,8 @@ class Session:
                 return
             except RemoteProtocolError as error:
                 log.warning("session broken device=%s error=%r", self._device, str(error))
+                last = Refused(code="PROTOCOL_ERROR", message=str(error)[:MAX_TEXT])
+                self._send(last, priority=Priority.CONTROL)
                 await self._channel.close(str(error))
                 return
 
@@ -148,26 +150,27 @@ class Session:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def _begin_infer(self, infer: Infer, incoming: Incoming) -> None:
-        key, size, shared = (infer.request_id, infer.attempt), incoming.payload.nbytes, self._companion
+        key, shared = (infer.request_id, infer.attempt), self._companion
         if key in self._requests:
             return  # the same attempt twice gets one answer
-        shared.metrics.received_bytes.inc(size)
+        shared.metrics.received_bytes.inc(incoming.payload.nbytes)
         deadline_at_s = incoming.received_at_s + infer.budget_ms / 1000
         try:
             if self._leaving:
                 raise ModelUnavailable(f"the companion takes nothing new: {self._leaving}")
             opened = self._find(infer)
+            size = _held_bytes(infer, incoming.payload)
             shared.admission.enter(
                 self._device,
                 size,
                 wait_ms=shared.executor.wait_ms(self._device),
                 budget_ms=(deadline_at_s - time.monotonic()) * 1000,
             )
-        except IsthmusError as error:
-            self._refuse_request(infer, error)
+        except Exception as error:
+            self._refuse_request(infer, refusal_of(error))
             return
         shared.metrics.inflight_bytes.set(shared.admission.inflight_bytes)
-        task = self._group.create_task(self._infer(infer, incoming, opened, deadline_at_s))
+        task = self._group.create_task(self._infer(infer, incoming, opened, size, deadline_at_s))
         self._requests[key] = task
         self._idle.clear()
 
@@ -201,10 +204,10 @@ class Session:
             )
         return opened
 
-    async def _infer(self, infer: Infer, incoming: Incoming, opened: Opened, deadline_at_s: float) -> None:
+    async def _infer(self, infer: Infer, incoming: Incoming, opened: Opened, size: int, deadline_at_s: float) -> None:
         try:
             began_at_s = time.monotonic()
-            feeds = await self._decode(infer, incoming.payload)
+            feeds = await self._decode(infer, incoming.payload, size)
             _of_this_cut(feeds, infer.cut, opened)
             check_feeds(feeds, opened.feeds)
             decoded_at_s = time.monotonic()
@@ -241,9 +244,9 @@ class Session:
         except Exception as error:
             self._refuse_request(infer, refusal_of(error))
 
-    async def _decode(self, infer: Infer, payload: memoryview) -> Tensors:
+    async def _decode(self, infer: Infer, payload: memoryview, size: int) -> Tensors:
         bound = self._companion.decoded_bytes
-        if infer.codec == "raw" and payload.nbytes <= INLINE_BYTES:
+        if infer.codec == "raw" and size <= INLINE_BYTES:
             return decode(payload, max_bytes=bound)
         return await asyncio.to_thread(_decode_inputs, payload, infer.encoded, bound)
 
@@ -296,18 +299,27 @@ def _check_name(name: str) -> None:
         raise RemoteProtocolError(f"an id, digest or cut has 1 to {MAX_NAME} characters, one with {len(name)} came")
 
 
+def _held_bytes(infer: Infer, payload: memoryview) -> int:
+    """What a request takes until it is answered: some kilobytes of zeros may become many megabytes."""
+    pictures = sum(4 * math.prod(_image_spec(name, rule).shape) for name, rule in infer.encoded.items())
+    return max(payload.nbytes, decoded_bytes(payload)) + pictures
+
+
+def _image_spec(name: str, rule: Mapping[str, object]) -> ImageSpec:
+    try:
+        return msgspec.convert(rule, ImageSpec)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"how to read input {name[:80]!r} makes no sense: {error}") from error
+
+
 def _decode_inputs(payload: memoryview, rules: Mapping[str, Mapping[str, object]], max_bytes: int) -> Tensors:
     """Tensors of a payload; inputs that `rules` names came as the picture's own bytes and are prepared here."""
     tensors = decode(payload, max_bytes=max_bytes)
     for name, rule in rules.items():
-        try:
-            spec = msgspec.convert(rule, ImageSpec)
-        except msgspec.ValidationError as error:
-            raise InvalidRequest(f"how to read input {name[:80]!r} makes no sense: {error}") from error
         array = tensors.get(name)
         if array is None or dtype_name(array.dtype) != "BYTES" or array.shape != (1,):
             raise InvalidRequest(f"input {name[:80]!r} must be a BYTES tensor of shape [1] with codec 'encoded'")
-        tensors[name] = prepare_image(bytes(array[0]), spec)
+        tensors[name] = prepare_image(bytes(array[0]), _image_spec(name, rule))
     return tensors
 
 

@@ -149,6 +149,15 @@ def decode(payload: Buffer, *, max_bytes: int) -> Tensors:
     return {entry.name: _decode_tensor(entry, part) for entry, part in zip(entries, stored, strict=True)}
 
 
+def decoded_bytes(payload: Buffer) -> int:
+    """Memory that the tensors of `payload` will take decoded, as its header says; CodecError for one that is none.
+
+    What `decode` checks against `max_bytes`: for those who count before they decode.
+    """
+    entries, _ = _read_header(memoryview(payload).cast("B"))
+    return sum(entry.memory_bytes for entry in entries)
+
+
 def payload_bytes(specs: Iterable[TensorSpec], codec: str, dims: Mapping[str, int]) -> int:
     """Payload size of dense tensors of `specs` under `codec`: exact for raw and no BYTES, else before zstd.
 

@@ -335,7 +335,7 @@ class WireConnection:
         """The first message: a Hello of our major version, or the peer's reason not to talk to us."""
         try:
             version = _version_decoder.decode(metadata)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             version = None
         if version is not None and version.major != PROTOCOL_MAJOR:
             raise VersionMismatch(

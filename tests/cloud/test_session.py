@@ -15,6 +15,8 @@ import numpy as np
 import onnx
 import pytest
 
+import split.wire
+from cloud.session import MAX_NAME
 from split.codec.golden import golden_inputs, sample
 from split.codec.image import ImageSpec, prepare_image
 from split.codec.payload import decode
@@ -583,6 +585,12 @@ async def test_a_name_too_long_to_be_sent_back_ends_the_session(house, chain, fe
     async with asyncio.timeout(30):
         await device.task
     assert f"one with {len(name)} came" in device.session._channel.closed_because
+    assert f"one with {len(name)} came (PROTOCOL_ERROR)" in device.channel.closed_because  # and it is told why
+
+
+def test_the_protocol_page_names_the_bound_of_names():
+    page = Path(split.wire.__path__[0]) / "PROTOCOL.md"
+    assert f"1 to {MAX_NAME} characters, else `PROTOCOL_ERROR`" in page.read_text()
 
 
 async def test_a_refusal_names_what_came_but_not_all_of_it(house, chain):

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
+import pytest
+
+from split.codec.payload import encode
+from split.errors import EngineFailed
 from split.wire.messages import ModelReady, Refused, Reply, SegmentOpen, SegmentReady
 
 OTHER = """
@@ -67,3 +72,31 @@ async def test_one_device_that_floods_leaves_room_for_another(make_house, chain,
     release.set()
     assert isinstance(await modest.next(), Reply)
     assert [type(await greedy.next()) for _ in range(3)] == [Reply] * 3
+
+
+@pytest.mark.parametrize("codec", ["int8", "raw"])
+async def test_what_a_request_becomes_when_it_is_decoded_counts_not_what_was_sent(make_house, chain, codec):
+    """A payload says itself how it is packed, whatever codec the message names."""
+    house = make_house(inflight_bytes=1 << 20)
+    device = house.connect()
+    await device.bring(chain)
+    zeros = {"x": np.zeros((60_000, 4), np.float32), "bias": np.zeros(4, np.float32)}
+    payload = encode(zeros, "int8")
+    assert sum(len(part) for part in payload) < 1 << 14
+    held = asyncio.Event()
+
+    async def run(work):
+        await held.wait()
+        raise EngineFailed("not today")
+
+    house.companion.executor.run = run
+    for number in range(3):
+        message, _ = chain.infer(zeros, request_id=f"{number}", codec=codec)
+        device.channel.send(message, payload)
+    refused = [await device.next() for _ in range(2)]
+    assert [(type(each), each.code) for each in refused] == [(Refused, "OVERLOADED")] * 2
+    assert house.companion.admission.inflight_bytes > 900_000
+    held.set()
+    assert (await device.next()).code == "ENGINE_FAILED"
+    await device.session.drained()
+    assert house.companion.admission.inflight_bytes == 0

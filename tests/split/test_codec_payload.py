@@ -13,7 +13,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from split.codec.payload import CODECS, decode, encode, payload_bytes
+from split.codec.payload import CODECS, decode, decoded_bytes, encode, payload_bytes
 from split.errors import CodecError
 from split.tensor import NUMPY_DTYPES, TensorSpec
 
@@ -364,3 +364,11 @@ def test_random_damage_gives_tensors_or_a_typed_error_and_nothing_else(junk: byt
 def test_what_cannot_travel_is_refused_by_name(tensors: dict[str, Any], codec: str, complaint: str) -> None:
     with pytest.raises(CodecError, match=complaint):
         encode(tensors, codec)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_the_header_tells_what_a_payload_takes_decoded(codec: str) -> None:
+    tensors = {"zeros": np.zeros((500, 300), np.float32), "flags": np.ones(7, np.bool_)}
+    assert decoded_bytes(payload_of(tensors, codec)) == 600_007
+    with pytest.raises(CodecError):
+        decoded_bytes(b"no payload at all")

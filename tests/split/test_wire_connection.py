@@ -140,6 +140,14 @@ def test_a_first_message_larger_than_a_hello_is_refused_by_its_header_alone() ->
     assert "a Hello has at most 65536 bytes" in str(connection.failure)
 
 
+def test_a_hello_nested_too_deeply_is_refused_like_any_other_nonsense() -> None:
+    fields = msgspec.msgpack.encode(HELLO_FIELDS)
+    metadata = bytes([fields[0] + 1]) + fields[1:] + b"\xa1x" + b"\x91" * 60_000 + b"\xc0"  # one field more: "x": [[[…
+    connection = WireConnection(hello())
+    assert connection.receive(frame(1, 1, metadata, metadata=len(metadata))) == []
+    assert isinstance(connection.failure, RemoteProtocolError)
+
+
 def test_a_refusal_in_place_of_a_hello_is_the_peers_typed_reason() -> None:
     connection = WireConnection(hello())
     connection.receive(message_bytes(1, {"t": "refused", "code": "OVERLOADED", "message": "full"}))
