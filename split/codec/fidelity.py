@@ -34,7 +34,9 @@ def divergence(measure: str, found: Array, expected: Array) -> float:
         return 0.0 if np.array_equal(found, expected, equal_nan=found.dtype.kind == "f") else math.inf
     if measure != "relative" and not (np.isfinite(found).all() and np.isfinite(expected).all()):
         return math.inf
-    return MEASURES[measure](found, expected)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        value = MEASURES[measure](found, expected)
+    return math.inf if math.isnan(value) else value  # where sums overflow, nothing is known
 
 
 def _rows(array: Array) -> Array:
@@ -60,7 +62,7 @@ def _kl(found: Array, expected: Array) -> float:
     already = bool((wanted >= 0).all() and (np.abs(wanted.sum(axis=1) - 1) <= 1e-3).all())
     log_p = _log_probabilities(wanted, already=already)
     log_q = _log_probabilities(got, already=already)
-    return max(0.0, float((np.exp(log_p) * (log_p - log_q)).sum(axis=1).max()))
+    return max(float((np.exp(log_p) * (log_p - log_q)).sum(axis=1).max()), 0.0)
 
 
 def _cosine(found: Array, expected: Array) -> float:
@@ -69,7 +71,7 @@ def _cosine(found: Array, expected: Array) -> float:
     product = np.linalg.norm(wanted, axis=1) * np.linalg.norm(got, axis=1)
     cosine = np.where(product > 0, (wanted * got).sum(axis=1) / np.where(product > 0, product, 1), 0)
     cosine = np.where((wanted == got).all(axis=1), 1, cosine)
-    return max(0.0, float((1 - cosine).max()))
+    return max(float((1 - cosine).max()), 0.0)
 
 
 def _top1(found: Array, expected: Array) -> float:

@@ -53,7 +53,6 @@ def cut_from_mask(model: Model, mask: int, *, refused: Mapping[str, str] | None 
     if mask < 0 or mask >> len(model.nodes):
         raise CutRefused(f"the cut names nodes that {model.path.name} does not have: it has {len(model.nodes)}")
     walk = _Walk(model, refused)
-    made: set[str] = set()
     tail_made: set[str] = set()
     for node in model.nodes:
         if mask >> node.bit & 1:
@@ -61,7 +60,6 @@ def cut_from_mask(model: Model, mask: int, *, refused: Mapping[str, str] | None 
             if missing is not None:
                 raise CutRefused(f"the cut keeps {node.key!r} on the device but not {missing!r}, which it needs")
             walk.take(node.bit)
-            made.update(node.makes)
         else:
             tail_made.update(node.makes)
     return walk.cut()

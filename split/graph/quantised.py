@@ -21,8 +21,10 @@ _INTEGER: Final = ("Integer", "QLinear", "uantize", "QGemm", "QAttention", "MatM
 
 
 def computes_in_integers(model: Model) -> bool:
-    """Whether any operator, in bodies too, multiplies integers: kernels for that need not agree between machines."""
-    return any(part in node.op_type for graph in model.source.graphs() for node in graph for part in _INTEGER)
+    """Whether any operator, in bodies and functions too, multiplies integers: kernels for that need not agree between
+    machines."""
+    graphs = (*model.source.graphs(), *model.source.functions.values())
+    return any(part in node.op_type for graph in graphs for node in graph for part in _INTEGER)
 
 
 def inside_groups(model: Model) -> Mapping[str, str]:

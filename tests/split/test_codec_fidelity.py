@@ -96,3 +96,9 @@ def test_strings_and_booleans_are_equal_or_not(measure: str) -> None:
 def test_an_unknown_measure_is_refused_by_name() -> None:
     with pytest.raises(CodecError, match="'psnr' is not known"):
         divergence("psnr", np.zeros(1), np.zeros(1))
+
+
+@pytest.mark.parametrize("measure", ["kl", "cosine"])
+def test_what_cannot_be_summed_is_infinitely_far(measure: str) -> None:
+    expected = np.array([[1.7e308, -1.7e308]])
+    assert divergence(measure, expected[:, ::-1].copy(), expected) == math.inf

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnx.numpy_helper
 import onnx.parser
 import pytest
 
@@ -80,3 +82,46 @@ def test_the_card_names_the_inputs_that_a_cut_shows(tmp_path: Path) -> None:
     assert by_boundary
     for name, shown in by_boundary.items():
         assert shown == (("x",) if name in ("t", "r") else ()), name
+
+
+@pytest.mark.parametrize(
+    ("step", "shown"),
+    [
+        ('t = Einsum <equation = "ij->ji"> (x)', {"x"}),
+        ('t = Einsum <equation = "ij,ij->ij"> (x, w)', {"x"}),
+        ('t = Einsum <equation = "ij->i"> (x)', {"x"}),
+        ('t = Einsum <equation = "ij,jk->ik"> (x, w)', set()),
+        ('t = Einsum <equation = "...ij , jk"> (x, w)', set()),
+        ("t = com.microsoft.FusedMatMul (x, w)", set()),
+        ("t = somebody.MatMul (x, w)", {"x"}),
+    ],
+)
+def test_what_sums_over_values_mixes_and_what_only_carries_such_a_name_does_not(
+    tmp_path: Path, step: str, shown: set[str]
+) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1, "somebody" : 1]>'
+        f"g (float[2, 2] x) => (float y) <float[2, 2] w = {{1, 2, 3, 4}}>"
+        f" {{ {step} f = Relu(t) y = ReduceSum<keepdims = 0>(f) }}"
+    )
+    onnx.save(model, tmp_path / "model.onnx")
+    assert shown_inputs(load_model(tmp_path / "model.onnx"))["t"] == shown
+
+
+@pytest.mark.parametrize(
+    ("weight", "groups", "shown"), [("3, 1, 1, 1", 3, {"x"}), ("3, 3, 1, 1", 1, set()), ("3, 1, 1, 2", 3, set())]
+)
+def test_a_convolution_that_scales_each_channel_by_itself_hides_nothing(
+    tmp_path: Path, weight: str, groups: int, shown: set[str]
+) -> None:
+    path = written(
+        tmp_path,
+        f"g (float[1, 3, 4, 4] x, float[{weight}] w) => (float y)"
+        f" {{ t = Conv <group = {groups}> (x, w) s = Relu(t) y = ReduceSum<keepdims = 0>(s) }}",
+    )
+    proto = onnx.load(path)
+    shape = [int(dim) for dim in weight.split(", ")]
+    del proto.graph.input[1]
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(shape, np.float32), "w"))
+    onnx.save(proto, path)
+    assert shown_inputs(load_model(path))["t"] == shown

@@ -95,3 +95,16 @@ def test_a_model_of_floats_and_indices_does_not(load: Load) -> None:
         g (float[2, 3] x) => (float[6] y) <int64[1] flat = {-1}> { a = MatMul(x, x1) x1 = Transpose(x)
         s = Shape(a)  r = ReduceSum<keepdims = 0>(s)  f = Cast<to = 1>(r)  b = Reshape(x, flat)  y = Mul(b, f) }""")
     assert not computes_in_integers(model)
+
+
+def test_integers_in_a_function_that_stays_whole_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 18, "local" : 1]>
+        g (uint8[1, 2] x, int8[2, 2] w) => (float[1, 2] y) { i = local.Product(x, w)  y = Cast<to = 1>(i) }
+        <domain: "local", opset_import: ["" : 18]> Product (a, b) => (c) { c = MatMulInteger(a, b) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
+
+    def refuses(proto: onnx.ModelProto) -> onnx.ModelProto:
+        raise RuntimeError("cannot be inlined")
+
+    monkeypatch.setattr("split.graph.load.inliner.inline_local_functions", refuses)
+    assert computes_in_integers(load_model(tmp_path / "model.onnx"))
