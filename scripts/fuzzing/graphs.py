@@ -101,7 +101,7 @@ class Draft:
     def floats(self, *ranks: int, size_max: int = 4096) -> Value | None:
         """A FLOAT value of one of these ranks (any when none is given)."""
         return self.pick(
-            lambda v: v.dtype == FLOAT and (not ranks or len(v.shape) in ranks) and np.prod(v.shape) <= size_max
+            lambda v: v.dtype == FLOAT and (not ranks or len(v.shape) in ranks) and int(np.prod(v.shape)) <= size_max
         )
 
     # -- growing -----------------------------------------------------------------------------------------------------
@@ -234,13 +234,13 @@ def _requests(draft: Draft) -> tuple[dict[str, np.ndarray[Any, Any]], ...]:
 
 def _noise(draft: Draft, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     if dtype in {FLOAT, FLOAT16, DOUBLE}:
-        array = np.asarray(draft.noise.standard_normal(shape)).astype(NUMPY[dtype])
+        array: np.ndarray[Any, Any] = np.asarray(draft.noise.standard_normal(shape)).astype(NUMPY[dtype])
         if array.size and draft.dice.random() < 0.1:
             array.reshape(-1)[0] = draft.dice.choice((np.nan, np.inf, -np.inf, -0.0))
         return array
     whole = np.asarray(draft.noise.integers(0, 256 if dtype == UINT8 else 2, shape))
     if dtype == STRING:
-        return np.vectorize(str, otypes=[object])(whole)
+        return np.asarray(np.vectorize(str, otypes=[object])(whole))
     return whole.astype(NUMPY[dtype])
 
 

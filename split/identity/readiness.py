@@ -43,6 +43,11 @@ def _hold_together(identity: Identity, role: Role) -> str:
         shown = _shake_hands(client, server, seen_by_server=role == "device")
     except ssl.SSLCertVerificationError as error:
         raise IdentityError(_sentence(error, identity, role)) from error
+    except ssl.SSLError as error:
+        raise IdentityError(
+            f"identity.cert, identity.key: {identity.cert} cannot be shown in TLS 1.3 ({error.reason}): its key is of "
+            f"a kind that has no place there; {_how(role)}"
+        ) from error
     try:
         peer_of(shown, role=role)
     except IdentityError as error:

@@ -11,6 +11,7 @@ import pytest
 import trustme
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from split.errors import ConfigError
 from split.identity.certificates import Identity, issue, make_authority
@@ -119,3 +120,12 @@ def test_a_key_of_another_certificate_is_named(ca: Path, tmp_path: Path) -> None
     identity = replace(issue(ca, "pi-7", "device", tmp_path / "pi"), key=other.key)
     with pytest.raises(ConfigError, match=rf"identity\.key: {other.key} does not belong to the certificate"):
         require_identity(identity, "device")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_key_that_tls_cannot_use_is_named(
+    ca: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: Role
+) -> None:
+    monkeypatch.setattr(ec, "SECP256R1", ec.SECP256K1)
+    with pytest.raises(ConfigError, match=r"identity\.cert, identity\.key: .*cert\.pem cannot be shown in TLS 1\.3"):
+        require_identity(issue(ca, "pi-7", role, tmp_path / role), role)
