@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from split.errors import IsthmusError
 from split.plan.slack import latest_starts, reserved_ms
 
 Finish = asyncio.Future[Any]
@@ -54,7 +53,7 @@ class Lateness:
         """`local_ms`: what the device would need; `timeout_ms`: bound on the wait inside the deadline (None: none).
 
         `begin` hands the finish to the worker, at once and without waiting; it is called at most once. What it returns
-        is the result of the future given here, an IsthmusError it raises that future's exception.
+        is the result of the future given here, what it raises that future's exception.
         """
         loop = asyncio.get_running_loop()
         now_s = loop.time()
@@ -124,5 +123,5 @@ def _begin(watched: _Watched) -> None:
         return
     try:
         watched.begun.set_result(watched.begin())
-    except IsthmusError as error:
+    except Exception as error:  # the worker's refusal, or a bug of ours: it costs this request and none beside it
         watched.begun.set_exception(error)

@@ -126,15 +126,18 @@ def test_a_finish_that_begins_is_itself_work_that_may_make_others_late() -> None
     run_in_virtual_time(story())
 
 
-def test_a_finish_that_the_worker_refuses_says_so_to_the_one_who_waits() -> None:
-    def refuse() -> asyncio.Future[Any]:
-        raise Overloaded("256 jobs wait")
+@pytest.mark.parametrize("error", [Overloaded("256 jobs wait"), ZeroDivisionError("a bug")])
+def test_a_finish_that_cannot_begin_says_so_to_the_one_who_waits_and_keeps_no_other_back(error: Exception) -> None:
+    def fail() -> asyncio.Future[Any]:
+        raise error
 
     async def story() -> None:
         late = Lateness(queue_ms=lambda: 0.0)
-        begun = watch(late, begin=refuse)
-        with pytest.raises(Overloaded):
+        begun, other = watch(late, begin=fail), watch(late, "other")
+        late.hurry_all()
+        with pytest.raises(type(error)):
             await begun
+        assert other.done()
 
     run_in_virtual_time(story())
 
