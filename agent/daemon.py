@@ -25,6 +25,7 @@ from agent.serve import Serve
 from agent.service import DaemonService
 from agent.uplink import Uplink
 from agent.version import VERSION
+from agent.warming import Warming
 from split.codec.image import image_fingerprint
 from split.codec.payload import CODECS
 from split.errors import ConfigError
@@ -112,6 +113,9 @@ class Daemon:
         uplink.start()
         self._stack.push_async_callback(uplink.close)
         await self._open_doors()
+        warming = Warming(planner=planner, compute=compute, models=repository.served)
+        warming_task = asyncio.create_task(warming.run(), name="warming")
+        self._stack.callback(warming_task.cancel)
         watchdog = asyncio.create_task(feed_watchdog(health.live), name="watchdog")
         self._stack.callback(watchdog.cancel)
 
@@ -123,7 +127,7 @@ class Daemon:
 
         def ready(model: ServedModel) -> None:
             assert model.profile is not None
-            planner.add_model(model.name, model.card, model.profile, model.contract)
+            planner.add_model(model.name, model.card, model.profile, model.contract, model.opening_ms)
             uplink.serve_model(model)
 
         def gone(model: ServedModel) -> None:

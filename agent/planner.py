@@ -8,7 +8,7 @@ it never sends, runs or opens anything.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from split.ids import CutId
 from split.plan.decide import LOCAL_ROW, decide
 from split.plan.estimate import CloudQueue, Drift, Residual
 from split.plan.link import Link
-from split.plan.observation import Flags, Floats, Observation, RemoteView
+from split.plan.observation import Flags, Floats, Observation, Opening, RemoteView
 from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
 from split.plan.predict import scale_of
 from split.plan.probing import Probing
@@ -32,6 +32,15 @@ WORTH_A_TABLE: Final = 0.005
 """A residual that moved a cost by less is not worth a new table (30 µs): measurements scatter by ten times as much."""
 REQUEST_METADATA_BYTES: Final = 4096
 """What a request's message has beside its payload: ids, the names of outputs, how to prepare a picture."""
+
+
+RECENT_CUTS: Final = 2
+"""To be kept open: the one in use, and the one before it, to which a link that changes to and fro leads back."""
+
+OpeningMs = Mapping[CutId | Placement, tuple[float, float]]
+"""Cut, local or offload → ms to open what runs first on the device, and what finishes there; what is not in it is
+open. Another object whenever something has changed."""
+_ALL_OPEN: Final[OpeningMs] = {}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,6 +78,26 @@ class _Model:
     """Cuts that the companion does not hold open, and why."""
     incumbent: int = LOCAL_ROW
     """Before the first choice, remote plans must beat local as if it had been chosen."""
+    decisions: int = 0
+    recent_cuts: tuple[CutId, ...] = ()
+    opening_ms: Callable[[], OpeningMs]
+    _opening_known: OpeningMs | None = None
+    _opening: Opening | None = None
+
+    def opening(self) -> Opening | None:
+        """What is to be opened now, per plan; worked out when something has opened or closed."""
+        known = self.opening_ms()
+        if known is not self._opening_known:
+            both = np.array([known.get(_segment(plan), (0.0, 0.0)) for plan in self.table.plans])
+            self._opening = Opening(run_ms=both[:, 0], finish_ms=both[:, 1]) if both.any() else None
+            self._opening_known = known
+        return self._opening
+
+    def decided(self, decision: Decision) -> None:
+        self.decisions += 1
+        for cut in (decision.chosen.plan.cut, decision.worth_opening):
+            if cut is not None and self.recent_cuts[:1] != (cut,):
+                self.recent_cuts = (cut, *(other for other in self.recent_cuts if other != cut))[:RECENT_CUTS]
 
 
 class Planner:
@@ -94,20 +123,37 @@ class Planner:
 
     # -- models -------------------------------------------------------------------------------------------------------
 
-    def add_model(self, name: str, card: ModelCard, profile: ModelProfile, contract: Contract) -> None:
-        """Know this model from now on (again: from scratch, the companion must be ready anew)."""
+    def add_model(
+        self,
+        name: str,
+        card: ModelCard,
+        profile: ModelProfile,
+        contract: Contract,
+        opening_ms: Callable[[], OpeningMs] = lambda: _ALL_OPEN,
+    ) -> None:
+        """Know this model from now on (again: from scratch, the companion must be ready anew).
+
+        `opening_ms`: asked at each decision, what is not open here and what opening it takes.
+        """
         table = PlanTable.build(card, profile, contract)
         groups: dict[CutId | Placement, list[bool]] = {}
         for key in {_segment(plan) for plan in table.plans}:
             groups[key] = [_segment(plan) == key for plan in table.plans]
         self._models[name] = _Model(
             profile=profile,
+            opening_ms=opening_ms,
             measured=table,
             table=table,
             groups={key: np.array(rows) for key, rows in groups.items()},
             cloud_ms=table.costs[Column.TAIL],
             opened=_only_local(table),
         )
+
+    def recent_cuts(self, name: str) -> tuple[int, Sequence[CutId]]:
+        """How often was decided so far, and the cuts that were chosen or worth opening lately, the last one first.
+        UnknownModel without `add_model`."""
+        model = self._model(name)
+        return model.decisions, model.recent_cuts
 
     def remove_model(self, name: str) -> None:
         """Forget it; unknown names are ignored."""
@@ -122,6 +168,7 @@ class Planner:
         decision = decide(model.table, self._observation(model, edge_queue_ms, now_s), facts)
         if facts.mode is None and facts.cut is None and facts.codec is None:
             model.incumbent = model.table.row_of[decision.chosen.plan]
+            model.decided(decision)
         self._probing.decided(now_s)
         return decision
 
@@ -367,6 +414,7 @@ class Planner:
             remote=None if why_not else self._remote(model, now_s),
             remote_why_not=why_not,
             incumbent=model.incumbent,
+            opening=model.opening(),
         )
 
     def _observe_link(self, up_bytes: int, down_bytes: int, network_ms: float, now_s: float) -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -25,6 +26,7 @@ from split.codec.image import ImageSpec
 from split.errors import InvalidModel, IsthmusError, ModelUnavailable, UnknownModel
 from split.graph.card import CutCard, ModelCard, file_is, read_sound_card
 from split.ids import CutId, ModelDigest, ModelName
+from split.plan.plan import Placement
 from split.profiles.contract import (
     CONTRACT_FILE,
     Contract,
@@ -75,6 +77,9 @@ class ServedModel:
     profile: ModelProfile | None
     store: SegmentStore
     _warming: Future[None] | None = field(default=None, init=False, repr=False)
+    _opening_known: int = field(default=-1, init=False, repr=False)
+    """`SegmentStore.changes` when `_opening_ms` was worked out."""
+    _opening_ms: dict[CutId | Placement, tuple[float, float]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def digest(self) -> ModelDigest:
@@ -138,10 +143,33 @@ class ServedModel:
         """The same for both halves of `cut`."""
         return sum(self.store.activation_ms(path) for path in self._halves(cut))
 
+    def opening_ms(self) -> Mapping[CutId | Placement, tuple[float, float]]:
+        """What opening takes now that is not open, for the planner: what runs first on the device, what finishes there.
+        The same object until something opens or closes."""
+        if self._opening_known != self.store.changes:
+            self._opening_known = self.store.changes
+            whole_ms = self.activation_ms(None)
+            self._opening_ms = {Placement.LOCAL: (whole_ms, 0.0), Placement.OFFLOAD: (0.0, whole_ms)}
+            for card in self.measured_cuts:
+                ms = (self.store.activation_ms(self._head_path(card.id)), self.activation_ms(card.id))
+                self._opening_ms[card.id] = ms
+        return self._opening_ms
+
+    def way_out(self, cut: CutId | None) -> AbstractContextManager[None]:
+        """Within the block the tail of `cut`, or the whole (None), stays open if it is: a request that waits for the
+        companion may need it at once."""
+        return self.store.held(self._finish_path(cut))
+
     def warm(self, cut: CutId) -> None:
         """Have both halves open soon: in the background, one cut at a time."""
-        if self._warming is None or self._warming.done():
-            self._warming = self.store.warm(self._halves(cut))
+        self.keep_warm((cut,))
+
+    def keep_warm(self, cuts: Iterable[CutId]) -> None:
+        """Have the whole and the halves of these cuts open soon: in the background, the most wanted first."""
+        wanted = [self._whole_path, *(path for cut in cuts for path in self._halves(cut))]
+        closed = [path for path in wanted if self.store.activation_ms(path) > 0.0]
+        if closed and (self._warming is None or self._warming.done()):
+            self._warming = self.store.warm(closed)
 
     def _halves(self, cut: CutId) -> tuple[Path, Path]:
         return self._head_path(cut), self._finish_path(cut)
@@ -227,6 +255,10 @@ class Repository:
 
     def entries(self) -> list[Entry]:
         return list(self._entries.values())
+
+    def served(self) -> list[ServedModel]:
+        """What answers requests now."""
+        return [entry.model for entry in self._entries.values() if entry.model is not None]
 
     def serving(self, name: str, version: str | None = None) -> ServedModel:
         """The model as served; UnknownModel or ModelUnavailable with the reason."""
@@ -370,6 +402,7 @@ class Repository:
             store=self._store,
         )
         await self._adopt_forms(model)
+        self._store.keep(Path(card.path))
         await self._warm_up(model)
         entry.model, entry.state = model, ModelState.READY
         entry.settled.set()

@@ -60,6 +60,8 @@ class Serve:
     async def infer(self, request: InferenceRequest) -> Outcome:
         """Answer one admitted request. DeadlineExceeded at its deadline, EngineFailed when the model itself fails."""
         decision = self._decide(request)
+        if decision.worth_opening is not None:
+            self._afterwards.note(request.model.warm, decision.worth_opening)
         try:
             async with asyncio.timeout_at(request.deadline_at_s):
                 outcome = await self._carry_out(request, decision)
@@ -130,7 +132,8 @@ class Serve:
         try:
             if must_come:
                 return await self._remotely(request, decision, prepared, await self._reply(request, decision, remote))
-            return await self._first_answer(request, decision, prepared, remote)
+            with request.model.way_out(prepared.cut):
+                return await self._first_answer(request, decision, prepared, remote)
         finally:
             self._uplink.abandon(request.id, ATTEMPT)
 

@@ -12,6 +12,7 @@ from typing import Final, overload
 import numpy as np
 
 from split.errors import InvalidRequest
+from split.ids import CutId
 from split.plan.observation import Flags, Observation
 from split.plan.plan import LOCAL, Decision, Placement, PlanEstimate, RequestFacts
 from split.plan.predict import QUANTILE_SIGMAS, Prediction, payload_bytes, predict, scale_of
@@ -74,6 +75,7 @@ def decide(table: PlanTable, observation: Observation, facts: RequestFacts) -> D
         ),
         reason=prefix + why + suffix,
         candidates=len(table),
+        worth_opening=None if forced else _worth_opening(table, observation, facts, prediction, mask, row),
         link=observation.remote.link.as_mapping() if observation.remote is not None else {},
     )
 
@@ -260,6 +262,24 @@ def _must_gain_ms(prediction: Prediction, incumbent: int, challenger: int) -> fl
     return max(CLIMB_RATIO * float(prediction.mean_ms[incumbent]), CLIMB_MS, CLIMB_SIGMAS * added)
 
 
+def _worth_opening(
+    table: PlanTable, observation: Observation, facts: RequestFacts, prediction: Prediction, mask: Flags, row: int
+) -> CutId | None:
+    """The cut that would be taken instead of `row` if all its halves were open: a request does not wait for what only
+    later ones gain, but they shall find it open. None where there is none."""
+    opening = observation.opening
+    if opening is None:
+        return None
+    way_out_ms = prediction.way_out_ms - opening.run_ms - observation.slowdown * opening.finish_ms
+    fits = mask & (np.maximum(prediction.risk_ms - opening.run_ms, way_out_ms) <= facts.budget_ms)
+    open_ms = prediction.mean_ms - opening.run_ms
+    other = int(np.where(fits, open_ms, np.inf).argmin())
+    if not fits[other] or opening.run_ms[other] + opening.finish_ms[other] == 0.0:
+        return None
+    gains_ms = float(prediction.mean_ms[row] - open_ms[other])
+    return table.plans[other].cut if other == row or gains_ms >= _must_gain_ms(prediction, row, other) else None
+
+
 def _bound(
     table: PlanTable, observation: Observation, facts: RequestFacts, prediction: Prediction, row: int, mask: Flags
 ) -> str:
@@ -283,12 +303,14 @@ def _here(table: PlanTable, observation: Observation, facts: RequestFacts) -> Pl
     scale = scale_of(table, facts)
     whole_ms = slowdown * scale * observation.alpha * table.whole_ms
     image_ms = slowdown * observation.image_ratio * observation.image_ms if facts.encoded_bytes else 0.0
-    predicted_ms = observation.edge_queue_ms + image_ms + whole_ms
+    opening_ms = float(observation.opening.run_ms[LOCAL_ROW]) if observation.opening is not None else 0.0
+    predicted_ms = observation.edge_queue_ms + opening_ms + image_ms + whole_ms
     return PlanEstimate(
         plan=LOCAL,
         predicted_ms=predicted_ms,
         risk_ms=predicted_ms + QUANTILE_SIGMAS * observation.alpha_sigma * whole_ms,
-        stages_ms=_STAGES_HERE | {"queue": observation.edge_queue_ms, "image": image_ms, "head": whole_ms},
+        stages_ms=_STAGES_HERE
+        | {"queue": observation.edge_queue_ms, "activate": opening_ms, "image": image_ms, "head": whole_ms},
         bytes=0,
         fidelity=None,
         allowed=True,
@@ -346,7 +368,7 @@ def _estimate(
         risk_ms=float(prediction.risk_ms[row]),
         stages_ms={
             "queue": parts[Column.ALL],
-            "activate": 0.0,
+            "activate": float(observation.opening.run_ms[row]) if observation.opening is not None else 0.0,
             "image": parts[Column.IMAGE],
             "head": parts[Column.HEAD],
             "encode": parts[Column.ENCODE],

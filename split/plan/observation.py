@@ -71,6 +71,16 @@ class RemoteView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """What opening segments on the device would take now, ms for each plan of the table; 0.0 while they are open."""
+
+    run_ms: Floats
+    """The head, or the whole for local: beside the worker, before anything runs."""
+    finish_ms: Floats
+    """What finishes the request here should the companion fail: the tail, or the whole for offload; on the worker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """The state of the device, and of the companion where there is one."""
 
@@ -88,6 +98,8 @@ class Observation:
     codec_ratio: float
     """Drift of encoding payloads on the device."""
     remote: RemoteView | None
+    opening: Opening | None = None
+    """None: everything is open."""
     reply_ratio: float = 1.0
     """Drift of decoding replies on the device."""
     remote_why_not: str = ""

@@ -90,5 +90,7 @@ class Decision:
     """One sentence."""
     candidates: int
     """How many plans were compared."""
+    worth_opening: CutId | None = None
+    """The cut that would have been chosen if its halves were open."""
     link: Mapping[str, float] = field(default_factory=dict)
     """The link as estimated at that moment: rtt_ms, up_mbit_s, down_mbit_s, age_s; empty without a companion."""

@@ -1,12 +1,12 @@
 """What every plan of a model would cost in the state of this moment: one vectorised sum over the table.
 
-    latency = queue_edge + image + α·head + encode + rtt + up·(ahead + bytes) + queue_cloud + β·(decode + tail)
-            + down·bytes + reply
+    latency = opening + queue_edge + image + α·head + encode + rtt + up·(ahead + bytes) + queue_cloud
+            + β·(decode + tail) + down·bytes + reply
 
 Device stages are multiplied by the emulated slowdown. Risk is the same quantity at mean + `QUANTILE_SIGMAS` · σ. The
 way out is the end of a local finish that begins when nothing has come back:
 
-    way out = queue_edge + image + α·head + encode + α·(what is missing) + margins
+    way out = opening + queue_edge + image + α·head + encode + opening of the rest + α·(what is missing) + margins
 """
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ def predict(table: PlanTable, observation: Observation, facts: RequestFacts) -> 
     expected = _units(observation, facts, scale)
     units = np.array((expected, _way_out_units(expected) if table.finishes_here else _NOTHING))
     mean_ms, way_out_ms = units @ table.costs
+    if (opening := observation.opening) is not None:
+        mean_ms += opening.run_ms
+        if table.finishes_here:
+            way_out_ms += opening.run_ms + observation.slowdown * opening.finish_ms
     variance = _variance_units(observation, facts, scale) @ table.spread
     # Rounding may leave a certain plan a hair below zero.
     risk_ms = mean_ms + QUANTILE_SIGMAS * np.sqrt(np.maximum(variance, 0.0))

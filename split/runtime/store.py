@@ -12,7 +12,8 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Hashable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +80,10 @@ class SegmentStore:
         self._preferred: dict[Path, Optimised] = {}
         self._opening_ms: dict[Path, tuple[bool, float]] = {}
         """How long it took last, and whether that was an optimised form."""
+        self._kept: set[Path] = set()
+        self._held: Counter[Path] = Counter()
+        self.changes = 0
+        """Goes up whenever `activation_ms` of anything may have changed."""
         self._trimming = False
         """Is about to happen."""
         self._behind = ThreadPoolExecutor(1, thread_name_prefix="isthmus-warm")
@@ -126,6 +131,7 @@ class SegmentStore:
         """From now on open these files in their optimised form; those that are open change over in the background."""
         with self._lock:
             self._preferred |= made
+            self.changes += 1
             for path in made:
                 if (slot := self._slots.get(path)) is not None and slot.segment is not None:
                     self._improve_later(path, slot)
@@ -138,6 +144,24 @@ class SegmentStore:
             for path, slot in self._slots.items():
                 if slot.segment is not None:
                     self._improve_later(path, slot)
+
+    def keep(self, path: Path) -> None:
+        """Close this one, until it is forgotten, only when nothing that is not kept is left to be closed."""
+        with self._lock:
+            self._kept.add(path)
+
+    @contextlib.contextmanager
+    def held(self, path: Path) -> Iterator[None]:
+        """Within the block this one is not closed if it is open, whatever the budget."""
+        with self._lock:
+            self._held[path] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._held[path] -= 1
+                if not self._held[path]:
+                    del self._held[path]
 
     def is_open(self, path: Path) -> bool:
         """Whether `get` would return at once."""
@@ -166,6 +190,8 @@ class SegmentStore:
                 self._opening_ms.pop(path, None)
                 self._uses.forget(path)
             self._tunings.pop(place, None)
+            self._kept.discard(place)
+            self.changes += 1
 
     def clear(self) -> None:
         """Let go of everything."""
@@ -199,6 +225,7 @@ class SegmentStore:
         with self._lock:
             self._opening_ms[path] = (form.optimised is not None, took_ms)
             slot.parts, slot.form, slot.segment = parts, form, segment
+            self.changes += 1
             self._make_room(path)
             if self._slots.get(path) is slot:
                 self._improve_later(path, slot)
@@ -264,11 +291,15 @@ class SegmentStore:
             self._improve_later(path, slot)  # preferred otherwise meanwhile
 
     def _make_room(self, wanted: Path) -> None:
-        """Under the lock: forget until the budget holds, `wanted` last of all."""
+        """Under the lock: forget until the budget holds, what is kept last, `wanted` and what is held never."""
         if self._used_bytes() <= self._budget_bytes:
             return
-        closable = [path for path, slot in self._slots.items() if slot.segment is not None and path != wanted]
-        for path in self._uses.in_order(closable):
+        closable = [
+            path
+            for path, slot in self._slots.items()
+            if slot.segment is not None and path != wanted and path not in self._held
+        ]
+        for path in sorted(self._uses.in_order(closable), key=self._kept.__contains__):
             self._let_go(path)
             if self._used_bytes() <= self._budget_bytes:
                 return
@@ -276,6 +307,7 @@ class SegmentStore:
     def _let_go(self, path: Path) -> None:
         """Under the lock. The engine keeps memory for the next run until it is told that there will be none."""
         slot = self._slots.pop(path, None)
+        self.changes += 1
         if slot is not None and slot.segment is not None and not self._trimming:
             self._trimming = True  # before it is asked for: it may be over before `submit` returns
             with contextlib.suppress(RuntimeError):  # closing

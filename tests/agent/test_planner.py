@@ -97,6 +97,25 @@ def choose(planner: Planner, facts: RequestFacts = TENSOR, now_s: float = 1.0) -
     return planner.decide("m", facts, edge_queue_ms=0.0, now_s=now_s)
 
 
+def test_what_is_closed_costs_its_opening_until_it_is_open_and_is_remembered_as_wanted() -> None:
+    planner = connected_planner()
+    split, hurry = choose(planner), dataclasses.replace(TENSOR, mode=Placement.SPLIT)
+    closed: dict[CutId | Placement, tuple[float, float]] = {CUT: (40.0, 30.0), Placement.OFFLOAD: (0.0, 60.0)}
+    known: list[dict[CutId | Placement, tuple[float, float]]] = [closed]
+    again = connected_planner()
+    again.add_model("m", CARD, PROFILE, CONTRACT, lambda: known[0])
+    again.companion_ready("m", 10.0, 0.5)
+    again.segment_ready("m", CUT, 7.0)
+    asked = choose(again, hurry).chosen
+    assert asked.stages_ms["activate"] == 40.0
+    assert choose(planner, hurry).chosen.stages_ms["activate"] == 0.0
+    assert again.recent_cuts("m") == (0, ())  # what somebody forced is not what the decider wants
+    known[0] = {}
+    assert choose(again).chosen.plan == split.chosen.plan
+    assert again.recent_cuts("m") == (1, () if split.chosen.plan.cut is None else (CUT,))
+    assert choose(again, hurry).chosen.stages_ms["activate"] == 0.0
+
+
 def test_before_a_companion_everything_runs_here() -> None:
     planner = knowing_planner()
     assert choose(planner).chosen.plan == LOCAL

@@ -42,7 +42,7 @@ from split.errors import (
 )
 from split.ids import CutId, ModelName
 from split.oip.options import RequestOptions
-from split.plan.plan import Placement, Plan
+from split.plan.plan import LOCAL, Placement, Plan
 from split.profiles.contract import Behaviour, Contract, Fallback
 from split.profiles.measured import CodecCosts, CutCosts, ModelProfile
 from split.runtime.engine import Segment
@@ -607,6 +607,51 @@ def test_a_tail_that_is_not_open_any_more_is_given_time_to_be_opened(
             outcome = await lab.ask(deadline_ms=1000.0)
             # local finish 360 ms; started 5 % of it, 8 ms and 5 % of the other 600 ms before it had to
             assert outcome.total_ms == pytest.approx(1000.0 - 18 - 8 - 30, abs=0.5)
+
+    run_in_virtual_time(story())
+
+
+def test_the_way_out_of_a_request_stays_open_while_it_waits_whatever_else_is_opened(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=says_nothing) as lab:
+            store, whole = lab.model.store, Path(lab.model.card.path)
+            head, tail = (lab.model.folder / f"{lab.cut}.{half}.onnx" for half in ("head", "tail"))
+            asked = asyncio.ensure_future(lab.ask(deadline_ms=1000.0))
+            await asyncio.sleep(0.5)
+            assert lab.seen
+            store._budget_bytes = 1  # everything that may be closed is
+            store.forget(head)
+            store.get(head)
+            assert store.is_open(tail)
+            assert not store.is_open(whole)
+            assert_right(await asked)
+            store.forget(head)
+            store.get(head)
+            assert not store.is_open(tail)
+
+    run_in_virtual_time(story())
+
+
+def test_a_cut_that_is_worth_opening_is_opened_after_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=replies_after(0.0)) as lab:
+            warmed: list[CutId] = []
+            monkeypatch.setattr(lab.model, "warm", warmed.append)
+            lab.planner.add_model(
+                "tiny",
+                lab.model.card,
+                lab.model.profile,  # type: ignore[arg-type]  # it is there
+                lab.model.contract,
+                lambda: {lab.cut: (500.0, 500.0)},
+            )
+            lab.planner.companion_ready("tiny", 10_000.0, 0.0)
+            lab.planner.segment_ready("tiny", lab.cut, TAIL_MS / 10)
+            outcome = await lab.ask(deadline_ms=10_000.0, mode="auto")
+            assert outcome.ran is LOCAL
+            await asyncio.sleep(0.1)
+            assert warmed == [lab.cut]
 
     run_in_virtual_time(story())
 

@@ -12,8 +12,9 @@ from split.errors import InvalidRequest
 from split.graph.card import CutCard, ModelCard
 from split.ids import CutId, ModelDigest
 from split.plan.decide import decide, estimate_all
-from split.plan.observation import LinkEstimate, Observation, RemoteView
+from split.plan.observation import LinkEstimate, Observation, Opening, RemoteView
 from split.plan.plan import LOCAL, LOSSLESS_CODECS, Placement, Plan, PlanEstimate, RequestFacts
+from split.plan.predict import predict
 from split.plan.table import PlanTable
 from split.profiles.contract import Behaviour, Contract, Data, Fallback, Fidelity, InputContract
 from split.profiles.image_spec import ImageSpec
@@ -318,6 +319,60 @@ def test_an_incumbent_without_a_way_out_is_left_without_a_threshold() -> None:
     # local takes 100 ms; offload 99, but 1.05 · 100 + 8 ms should the companion fail
     assert decide(table, state, dataclasses.replace(FACTS, budget_ms=114.0)).chosen.plan == offload("raw")
     assert decide(table, state, dataclasses.replace(FACTS, budget_ms=112.0)).chosen.plan == LOCAL
+
+
+def opening(run: dict[Plan, float], finish: dict[Plan, float] | None = None) -> Opening:
+    return Opening(
+        run_ms=np.array([run.get(plan, 0.0) for plan in TABLE.plans]),
+        finish_ms=np.array([(finish or {}).get(plan, 0.0) for plan in TABLE.plans]),
+    )
+
+
+def test_opening_a_closed_segment_is_part_of_what_a_plan_costs_and_of_its_way_out() -> None:
+    best = decide(TABLE, STATE, FACTS).chosen
+    assert best.plan.placement is Placement.SPLIT
+    cold = dataclasses.replace(STATE, opening=opening({best.plan: 4.0}, {best.plan: 3.0}))
+    found = estimates(TABLE, cold, FACTS)[best.plan]
+    assert found.predicted_ms == pytest.approx(best.predicted_ms + 4.0)
+    assert found.risk_ms == pytest.approx(best.risk_ms + 4.0)
+    assert found.stages_ms["activate"] == 4.0
+    assert sum(found.stages_ms.values()) == pytest.approx(found.predicted_ms)
+    row = TABLE.row_of[best.plan]
+    before, now = (predict(TABLE, state, FACTS).way_out_ms[row] for state in (STATE, cold))
+    assert now == pytest.approx(before + 4.0 + 2.0 * 3.0)  # what finishes is opened on the worker, which is slowed down
+
+
+def test_where_opening_costs_more_than_the_plan_gains_the_next_best_runs_and_the_cut_is_worth_opening() -> None:
+    best, second = (estimate.plan for estimate in (decide(TABLE, STATE, FACTS).chosen, runner_up(STATE)))
+    cold = dataclasses.replace(STATE, opening=opening({best: 1000.0}))
+    decision = decide(TABLE, cold, FACTS)
+    assert decision.chosen.plan == second
+    assert decision.worth_opening == best.cut
+    assert decide(TABLE, STATE, FACTS).worth_opening is None  # it is open
+    hurried = dataclasses.replace(FACTS, budget_ms=decide(TABLE, STATE, FACTS).chosen.predicted_ms - 1.0)
+    assert decide(TABLE, cold, hurried).worth_opening is None  # it would be late, opened or not
+
+
+def test_a_tail_that_is_closed_is_worth_opening_for_the_plan_that_runs() -> None:
+    best = decide(TABLE, STATE, FACTS).chosen.plan
+    decision = decide(TABLE, dataclasses.replace(STATE, opening=opening({}, {best: 5.0})), FACTS)
+    assert decision.chosen.plan == best
+    assert decision.worth_opening == best.cut
+
+
+def test_local_pays_for_opening_the_whole_with_and_without_a_companion() -> None:
+    closed = opening({LOCAL: 50.0})
+    alone = decide(TABLE, dataclasses.replace(ALONE, opening=closed), FACTS).chosen
+    assert alone.stages_ms["activate"] == 50.0
+    assert alone.predicted_ms == pytest.approx(decide(TABLE, ALONE, FACTS).chosen.predicted_ms + 50.0)
+    beside = estimates(TABLE, dataclasses.replace(STATE, opening=closed), FACTS)[LOCAL]
+    assert beside.predicted_ms == pytest.approx(alone.predicted_ms)
+
+
+def runner_up(state: Observation) -> PlanEstimate:
+    best = decide(TABLE, state, FACTS).chosen.plan
+    rest = [estimate for estimate in estimate_all(TABLE, state, FACTS) if estimate.allowed and estimate.plan != best]
+    return min(rest, key=lambda estimate: estimate.predicted_ms)
 
 
 def test_a_contract_that_wants_no_local_finish_asks_for_no_way_out() -> None:

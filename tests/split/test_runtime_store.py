@@ -282,6 +282,54 @@ def test_segments_open_with_the_threads_of_their_model_and_change_over_when_thos
     store.close()
 
 
+def test_what_is_kept_is_closed_last_and_what_is_held_not_at_all(tmp_path: Path) -> None:
+    store = SegmentStore(CountingEngine(), threads=1, budget_bytes=250)
+    whole, *others = files(tmp_path, {f"{n}.onnx": 100 for n in range(4)})
+    store.keep(whole)
+    store.get(whole)
+    for path in others:
+        store.get(path)
+        store.get(path)  # twice: used more often than the whole
+    assert store.is_open(whole)
+    other_whole, third_whole = files(tmp_path, {"v.onnx": 100, "w.onnx": 100})
+    for path in (other_whole, third_whole):
+        store.keep(path)
+    with store.held(whole):
+        store.get(other_whole)
+        store.get(third_whole)
+        assert store.is_open(whole)
+        assert not store.is_open(other_whole)
+    store.get(other_whole)
+    assert not store.is_open(whole)  # kept ones give way to each other: the budget holds
+    assert store.used_bytes == 200
+    store.forget(third_whole)
+    store.get(third_whole)
+    store.get(whole)
+    assert not store.is_open(third_whole)  # not kept any more
+    assert store.is_open(other_whole)
+    store.close()
+
+
+def test_whoever_asks_how_long_opening_takes_is_told_when_the_answer_may_be_another(tmp_path: Path) -> None:
+    store = SegmentStore(CountingEngine(), threads=1, budget_bytes=150)
+    a, b = files(tmp_path, {"a.onnx": 100, "b.onnx": 100})
+    seen = [store.changes]
+    for change in (
+        lambda: store.get(a),
+        lambda: store.get(b),  # closes the other
+        lambda: store.prefer({a: optimised(a)}),
+        lambda: store.forget(tmp_path),
+    ):
+        change()
+        seen.append(store.changes)
+    assert seen == sorted(set(seen))
+    store.get(b)
+    before = store.changes
+    store.get(b)
+    assert store.changes == before
+    store.close()
+
+
 def test_warming_up_opens_what_it_can_and_leaves_the_rest_to_whoever_asks(tmp_path: Path) -> None:
     engine = CountingEngine()
     store = SegmentStore(engine, threads=1, budget_bytes=1000)
