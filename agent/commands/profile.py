@@ -148,7 +148,9 @@ def _table(card: ModelCard, profile: ModelProfile) -> Iterator[str]:
     measures = sorted({name for _, codecs in _payloads(profile) for codec in codecs for name in codec.fidelity})
     heads = "".join(f"  {name:>9}" for name in measures)
     yield f"{'cut':12}  {'head ms':>8}  {'tail ms':>8}  codec  {'KB':>8}  {'enc ms':>7}  {'dec ms':>7}{heads}"
-    times = {str(cut.cut): f"{cut.head_ms:8.2f}  {cut.tail_ms:8.2f}" for cut in profile.cuts}
+    times = {
+        str(cut.cut): f"{_ms(cut.head_ms, cut.estimated)}  {_ms(cut.tail_ms, cut.estimated)}" for cut in profile.cuts
+    }
     for name, codecs in _payloads(profile):
         for number, codec in enumerate(codecs):
             label = name if number == 0 else ""
@@ -160,7 +162,13 @@ def _table(card: ModelCard, profile: ModelProfile) -> Iterator[str]:
             )
     if missing := [cut.id for cut in card.cuts if cut.id not in times]:
         yield ""
-        yield f"left out, since their halves do not give what the whole gives (see isthmus check): {', '.join(missing)}"
+        yield (
+            "left out, since their halves do not give what the whole gives (see isthmus check) or there was no time to "
+            f"see whether they do: {', '.join(missing)}"
+        )
+    if any(cut.estimated for cut in profile.cuts):
+        yield ""
+        yield "~ estimated from the cuts that were measured: measuring all would have taken more than a minute"
     if card.no_cuts_reason:
         yield ""
         yield f"no cuts: {card.no_cuts_reason}"
@@ -172,6 +180,10 @@ def _payloads(profile: ModelProfile) -> Sequence[tuple[str, Sequence[CodecCosts]
 
 def _value(codec: CodecCosts, measure: str) -> str:
     return f"{codec.fidelity[measure]:.2g}" if measure in codec.fidelity else ""
+
+
+def _ms(ms: float, estimated: bool) -> str:
+    return f"{f'~{ms:.2f}' if estimated else f'{ms:.2f}':>8}"
 
 
 def _kb(size: int) -> str:

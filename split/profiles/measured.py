@@ -43,6 +43,9 @@ class CutCosts(msgspec.Struct, frozen=True, kw_only=True):
     head_ms: float
     tail_ms: float
     codecs: tuple[CodecCosts, ...]
+    estimated: bool = False
+    """Whether the times are estimated from those of other cuts (`split/plan/costs.py`): there was no time to measure
+    them. Everything else of the cut is measured."""
 
 
 class GoldenRuns(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,6 +41,11 @@ class Engine(Protocol):
 
         `threads`, `spin_us`: see `split.profiles.measured.Tuning`."""
 
+    def node_times(
+        self, path: Path, feeds: Mapping[str, Array], *, threads: int, budget_s: float
+    ) -> Sequence[tuple[str, float]]:
+        """(node as the runtime names it, ms) in the order of execution, by its own profile; empty where it has none."""
+
     def trim(self) -> None:
         """Give memory back that no open segment needs."""
 

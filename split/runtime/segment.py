@@ -12,6 +12,8 @@ import importlib.metadata
 import os
 import platform
 import re
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +22,7 @@ import numpy as np
 
 from split.errors import ConfigError, EngineFailed, InvalidModel, InvalidRequest, IsthmusError
 from split.runtime.allowance import usable_threads as usable_threads
+from split.runtime.node_times import node_times
 from split.tensor import NUMPY_DTYPES, Array, Dim, Tensors, TensorSpec
 
 if TYPE_CHECKING:
@@ -77,6 +80,8 @@ _ELEMENT_TYPES: Final = {
     "double": "FP64",
     "string": "BYTES",
 }
+
+PROFILED_RUNS_MAX: Final = 25
 
 CPU_PROVIDER: Final = "CPUExecutionProvider"
 
@@ -162,6 +167,26 @@ class OrtEngine:
         options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
         options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
         return self._opened(source, options)
+
+    def node_times(
+        self, path: Path, feeds: Mapping[str, Array], *, threads: int, budget_s: float
+    ) -> list[tuple[str, float]]:
+        """(node as it is named after optimising, ms) in the order of execution, by the runtime's own profile.
+
+        At least two runs after a first one, then as many as fit into the budget, at most `PROFILED_RUNS_MAX`; the
+        model is opened and closed again. Errors as in `open` and `OrtSegment.run`.
+        """
+        options = self._options(threads)
+        with tempfile.TemporaryDirectory(prefix="isthmus-trace-") as folder:
+            options.enable_profiling = True
+            options.profile_file_prefix = f"{folder}/trace"
+            segment = self._opened(path, options)
+            end_at_s = time.monotonic() + budget_s
+            for number in range(PROFILED_RUNS_MAX):
+                segment.run(feeds)
+                if number >= 2 and time.monotonic() >= end_at_s:
+                    break
+            return node_times(segment.close_profiled().read_bytes())
 
     def _options(self, threads: int, spin_us: int = 0) -> ort.SessionOptions:
         assert threads >= 1, threads
@@ -259,6 +284,13 @@ class OrtSegment:
         if self._texts:
             made |= {name: _as_bytes(made[name]) for name in self._texts.intersection(made)}
         return made
+
+    def close_profiled(self) -> Path:
+        """Close a segment that was opened with profiling; the file of its trace."""
+        assert self._session is not None
+        trace = Path(self._session.end_profiling())
+        self.close()
+        return trace
 
     def close(self) -> None:
         """Let the session go; a run under way on another thread still ends well."""

@@ -3,15 +3,23 @@ lossy codecs move the answers. What cannot be measured does not get into the pro
 
 Each cut is measured against the whole in the same seconds and stated relative to it, so that a clock that rises or
 falls meanwhile favours none. Only one cut's halves are open at a time: it takes about twice the model's memory.
+
+Within a budget: where a slow model leaves no time for all cuts, those spread over the model are measured as sessions;
+the others are run and compared, their codecs' fidelity is measured, but their times are estimated from the measured
+ones (`split/plan/costs.py`) and marked so; what there is no time to compare is left out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +30,7 @@ from split.codec.payload import decode, encode
 from split.errors import EngineFailed, InvalidModel, InvalidRequest
 from split.graph.card import CutCard, ModelCard
 from split.ids import CutId
+from split.plan.costs import CutTimes, MeasuredCut, spread_out
 from split.profiles.contract import Contract
 from split.profiles.measured import (
     CodecCosts,
@@ -39,6 +48,7 @@ from split.runtime.profiler import measure, measure_interleaved
 from split.runtime.tuning import fastest
 from split.tensor import Tensors, bind_dims, worst_difference
 from split.workbench.golden import Golden, golden_requests, inputs_to_compare, profile_basis, typical_jpeg, write_golden
+from split.workbench.node_times import head_shares
 from split.workbench.optimise import Opener, TunedOpener, open_halves
 
 log = logging.getLogger(__name__)
@@ -46,9 +56,14 @@ log = logging.getLogger(__name__)
 Progress = Callable[[str, float], None]
 
 LOSSY: Final = ("fp16", "int8")
-BUDGET_S: Final = 36.0
+BUDGET_S: Final = 55.0
+"""The whole profile; with the child's start and reading the model a minute."""
+ROUNDS_BUDGET_S: Final = 36.0
 CUT_BUDGET_S: Final = 1.0
-"""All cuts together, and at most each: a dozen cuts of a 10 ms model get 25 rounds and take a quarter of a minute."""
+"""Timing of all cuts together, and at most each: a dozen cuts of a 10 ms model get 25 rounds in a quarter of a
+minute."""
+MEASURED_MIN: Final = 3
+"""Cuts measured as sessions before time is kept for the others: from three on estimates are a few per cent off."""
 SAME: Final = 1e-5
 """Largest relative difference of head ∘ tail to the whole (DESIGN §8, I2)."""
 _PAYLOAD_BYTES_MAX: Final = 1 << 40
@@ -64,10 +79,13 @@ def profile_model(
     tunings: Sequence[Tuning],
     open_tuned: TunedOpener | None = None,
     on_progress: Progress = lambda stage, ratio: None,
+    budget_s: float = BUDGET_S,
+    now_s: Callable[[], float] = time.monotonic,
 ) -> ModelProfile:
     """Measure, write `folder/profile.json` with its golden runs, and `folder/golden.npz`.
 
-    Blocking, a quarter of a minute for a dozen cuts.
+    Blocking, a quarter of a minute for a dozen cuts of a quick model, about `budget_s` at most (a cut is not begun that
+    would go beyond it, as far as earlier ones tell; the whole is always measured).
 
     `folder` holds the halves as the workbench cut them. `inputs`: requests to measure on (the first one for times, all
     for fidelity); without them see `split/workbench/golden.py`. `tunings`: of which the whole is fastest with is
@@ -76,6 +94,7 @@ def profile_model(
     there is nothing to measure on or the runtime refuses the whole; a cut that does not open or computes something else
     is left out with a warning.
     """
+    started_s = now_s()
     basis = profile_basis(Path(card.path), contract)
     on_progress("opening the model", 0.0)
     whole: Segment = engine.open(Path(card.path), threads=tunings[0].threads)
@@ -95,18 +114,41 @@ def profile_model(
     whole_ms = [measure(whole, first.inputs, budget_s=CUT_BUDGET_S)]
     dims = bind_dims(card.inputs, first.inputs)
     compared, must_travel = inputs_to_compare(card, whole, golden, dims)
+    on_progress("profiling the model's nodes", 0.04)
+    shares = head_shares(card, folder, first.inputs, engine=engine, threads=tuning.threads)
     runs: dict[CutId, bytes] = {}
-    cuts: list[tuple[CutCosts, float]] = []
-    for number, cut in enumerate(card.cuts):
-        on_progress(f"cut {number + 1} of {len(card.cuts)}", 0.05 + 0.95 * number / len(card.cuts))
-        budget_s = min(CUT_BUDGET_S, BUDGET_S / len(card.cuts))
+    found: dict[CutId, _Found] = {}
+    spending = _Spending(whole_ms=whole_ms[0], requests=len(golden), budget_s=budget_s)
+    order = [card.cuts[place] for place in spread_out([shares[cut.id] for cut in card.cuts])]
+    timing_s = min(CUT_BUDGET_S, ROUNDS_BUDGET_S / max(len(order), 1))
+    for number, cut in enumerate(order):
+        begun_s = now_s()
+        care = spending.care(begun_s - started_s, len(order) - number)
+        if care is _Care.NONE:
+            log.warning(
+                "%d of %d cuts are left out: a run takes %.0f ms, so that measuring them would take more than %.0f s",
+                len(order) - number,
+                len(order),
+                whole_ms[0],
+                budget_s,
+            )
+            break
+        on_progress(f"cut {number + 1} of {len(order)}", 0.05 + 0.95 * number / len(order))
         try:
-            costs, beside_ms, runs[cut.id] = _measure_cut(cut, folder, whole, golden, compared, open_best, budget_s)
+            with contextlib.ExitStack() as opened:
+                halves = _run_cut(cut, folder, whole, golden, compared, open_best, opened)
+                run_s = now_s()
+                times = _time_cut(halves, whole, golden, timing_s) if care is _Care.MEASURED else None
         except (InvalidModel, InvalidRequest, EngineFailed) as error:
             log.warning("cut=%s is left out: %s", cut.id, error)
             continue
-        cuts.append((costs, beside_ms))
-        whole_ms.append(beside_ms)
+        runs[cut.id] = halves.run
+        found[cut.id] = _Found(codecs=halves.codecs, boundary_bytes=halves.boundary_bytes, times=times)
+        if times is not None:
+            whole_ms.append(times.whole_ms)
+            spending.took(run_s=run_s - begun_s, timing_s=now_s() - run_s)
+        else:
+            spending.took(run_s=run_s - begun_s)
     golden_file = write_golden_runs(
         GoldenRuns(
             offered=_joined(compared) if must_travel else b"",
@@ -129,7 +171,7 @@ def profile_model(
         input_codecs=input_codecs,
         encoded_bytes=encoded_bytes,
         output_bytes=_size(encode(first.outputs, "raw")),
-        cuts=tuple(_scaled(costs, typical_ms / beside_ms) for costs, beside_ms in cuts),
+        cuts=_cut_costs([cut.id for cut in card.cuts if cut.id in found], found, shares, typical_ms),
         golden=golden_file,
     )
     write_golden(golden, folder / "golden.npz")
@@ -146,17 +188,80 @@ def _runs(segment: Segment, feeds: Tensors) -> Callable[[], object]:
     return lambda: segment.run(feeds)
 
 
-def _measure_cut(
+class _Care(Enum):
+    """How much time a cut gets."""
+
+    MEASURED = "run, compared, and its halves timed"
+    ESTIMATED = "run and compared"
+    NONE = "left out"
+
+
+class _Spending:
+    """Divides what is left of the budget among the cuts, by what the dearest one so far took."""
+
+    def __init__(self, *, whole_ms: float, requests: int, budget_s: float) -> None:
+        whole_s = whole_ms / 1e3
+        # Every request through the halves and through a tail for each lossy codec; the golden inputs; three rounds.
+        self._run_s = (2 * requests + 1) * whole_s
+        self._timing_s = 6 * whole_s
+        self._budget_s = budget_s
+        self._measured = 0
+
+    def care(self, spent_s: float, cuts_left: int) -> _Care:
+        """Of the next cut, itself counted in `cuts_left`."""
+        full_s = self._run_s + self._timing_s
+        for_others_s = 0.0 if self._measured < MEASURED_MIN else self._run_s * (cuts_left - 1)
+        if spent_s + full_s + for_others_s <= self._budget_s:
+            return _Care.MEASURED
+        return _Care.ESTIMATED if spent_s + self._run_s <= self._budget_s else _Care.NONE
+
+    def took(self, *, run_s: float, timing_s: float | None = None) -> None:
+        self._run_s = max(self._run_s, run_s)
+        if timing_s is not None:
+            self._timing_s = max(self._timing_s, timing_s)
+            self._measured += 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Times:
+    """Medians, measured in turns."""
+
+    whole_ms: float
+    head_ms: float
+    tail_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Halves:
+    """A cut's halves, open, found to compute what the whole computes."""
+
+    time: Mapping[str, Callable[[], Any]]
+    codecs: tuple[CodecCosts, ...]
+    boundary_bytes: int
+    run: bytes
+    """What the golden inputs give."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    codecs: tuple[CodecCosts, ...]
+    boundary_bytes: int
+    times: _Times | None
+
+
+def _run_cut(
     cut: CutCard,
     folder: Path,
     whole: Segment,
     golden: Sequence[Golden],
     compared: Tensors,
     open_best: Opener,
-    budget_s: float,
-) -> tuple[CutCosts, float, bytes]:
-    """Costs of one cut, the whole's milliseconds measured beside them, and what the golden inputs give."""
+    opened: contextlib.ExitStack,
+) -> _Halves:
+    """The cut's halves, run on every request and compared; `opened` closes them."""
     head, tail, _ = open_halves(cut, folder, golden[0].inputs, open_best)
+    opened.callback(head.close)
+    opened.callback(tail.close)
     head_feeds = [{name: request.inputs[name] for name in cut.head_inputs} for request in golden]
     travels = []
     for request, feeds in zip(golden, head_feeds, strict=True):
@@ -171,22 +276,50 @@ def _measure_cut(
             )
         travels.append(crossing)
     tail_feeds = {name: travels[0][name] for name in tail.inputs}
-    ms = measure_interleaved(
-        {
-            "whole": lambda: whole.run(golden[0].inputs),
-            "head": lambda: head.run(head_feeds[0]),
-            "tail": lambda: tail.run(tail_feeds),
-        },
-        budget_s,
-    )
     codecs = _codecs(travels, lambda tensors: tail.run({name: tensors[name] for name in tail.inputs}), golden)
     made = head.run({name: compared[name] for name in cut.head_inputs})
     run = made | tail.run({name: (made if name in made else compared)[name] for name in tail.inputs})
-    return (
-        CutCosts(cut=cut.id, head_ms=ms["head"], tail_ms=ms["tail"], codecs=codecs),
-        ms["whole"],
-        _joined(sample(run)),
+    return _Halves(
+        time={"head": lambda: head.run(head_feeds[0]), "tail": lambda: tail.run(tail_feeds)},
+        codecs=codecs,
+        boundary_bytes=sum(travels[0][spec.name].nbytes for spec in cut.boundary),
+        run=_joined(sample(run)),
     )
+
+
+def _time_cut(halves: _Halves, whole: Segment, golden: Sequence[Golden], budget_s: float) -> _Times:
+    ms = measure_interleaved({"whole": lambda: whole.run(golden[0].inputs), **halves.time}, budget_s)
+    return _Times(whole_ms=ms["whole"], head_ms=ms["head"], tail_ms=ms["tail"])
+
+
+def _cut_costs(
+    cuts: Sequence[CutId], found: Mapping[CutId, _Found], shares: Mapping[str, float], whole_ms: float
+) -> tuple[CutCosts, ...]:
+    """As measured relative to the whole beside, times `whole_ms`; estimated from those where not measured."""
+    measured = {
+        cut: MeasuredCut(
+            share=shares[cut],
+            boundary_bytes=found[cut].boundary_bytes,
+            head_ms=times.head_ms * whole_ms / times.whole_ms,
+            tail_ms=times.tail_ms * whole_ms / times.whole_ms,
+        )
+        for cut in cuts
+        if (times := found[cut].times) is not None
+    }
+    estimate = CutTimes.fit(whole_ms, list(measured.values()))
+    costs = []
+    for cut in cuts:
+        known, share, nbytes = measured.get(cut), shares[cut], found[cut].boundary_bytes
+        costs.append(
+            CutCosts(
+                cut=cut,
+                head_ms=known.head_ms if known is not None else estimate.head_ms(share, nbytes),
+                tail_ms=known.tail_ms if known is not None else estimate.tail_ms(share, nbytes),
+                codecs=found[cut].codecs,
+                estimated=known is None,
+            )
+        )
+    return tuple(costs)
 
 
 def _codecs(
@@ -239,10 +372,6 @@ def _image_costs(golden: Sequence[Golden], contract: Contract | None) -> tuple[f
     }
     ms = measure_interleaved(work, 1.0)
     return statistics.median(ms.values()), int(statistics.median(map(len, pictures)))
-
-
-def _scaled(costs: CutCosts, factor: float) -> CutCosts:
-    return CutCosts(cut=costs.cut, head_ms=costs.head_ms * factor, tail_ms=costs.tail_ms * factor, codecs=costs.codecs)
 
 
 def _joined(tensors: Tensors) -> bytes:
