@@ -19,7 +19,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,6 +49,7 @@ from split.tensor import Tensors, bind_dims, worst_difference
 from split.workbench.golden import Golden, golden_requests, inputs_to_compare, profile_basis, typical_jpeg, write_golden
 from split.workbench.node_times import head_shares
 from split.workbench.optimise import Opener, TunedOpener, open_halves
+from split.workbench.spending import Care, Spending
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +62,6 @@ ROUNDS_BUDGET_S: Final = 36.0
 CUT_BUDGET_S: Final = 1.0
 """Timing of all cuts together, and at most each: a dozen cuts of a 10 ms model get 25 rounds in a quarter of a
 minute."""
-MEASURED_MIN: Final = 3
-"""Cuts measured as sessions before time is kept for the others: from three on estimates are a few per cent off."""
 SAME: Final = 1e-5
 """Largest relative difference of head ∘ tail to the whole (DESIGN §8, I2)."""
 _PAYLOAD_BYTES_MAX: Final = 1 << 40
@@ -118,13 +116,13 @@ def profile_model(
     shares = head_shares(card, folder, first.inputs, engine=engine, threads=tuning.threads)
     runs: dict[CutId, bytes] = {}
     found: dict[CutId, _Found] = {}
-    spending = _Spending(whole_ms=whole_ms[0], requests=len(golden), budget_s=budget_s)
+    spending = Spending(whole_ms=whole_ms[0], requests=len(golden), budget_s=budget_s)
     order = [card.cuts[place] for place in spread_out([shares[cut.id] for cut in card.cuts])]
     timing_s = min(CUT_BUDGET_S, ROUNDS_BUDGET_S / max(len(order), 1))
     for number, cut in enumerate(order):
         begun_s = now_s()
         care = spending.care(begun_s - started_s, len(order) - number)
-        if care is _Care.NONE:
+        if care is Care.NONE:
             log.warning(
                 "%d of %d cuts are left out: a run takes %.0f ms, so that measuring them would take more than %.0f s",
                 len(order) - number,
@@ -138,7 +136,7 @@ def profile_model(
             with contextlib.ExitStack() as opened:
                 halves = _run_cut(cut, folder, whole, golden, compared, open_best, opened)
                 run_s = now_s()
-                times = _time_cut(halves, whole, golden, timing_s) if care is _Care.MEASURED else None
+                times = _time_cut(halves, whole, golden, timing_s) if care is Care.MEASURED else None
         except (InvalidModel, InvalidRequest, EngineFailed) as error:
             log.warning("cut=%s is left out: %s", cut.id, error)
             continue
@@ -186,40 +184,6 @@ def _as_cut(engine: Engine) -> TunedOpener:
 
 def _runs(segment: Segment, feeds: Tensors) -> Callable[[], object]:
     return lambda: segment.run(feeds)
-
-
-class _Care(Enum):
-    """How much time a cut gets."""
-
-    MEASURED = "run, compared, and its halves timed"
-    ESTIMATED = "run and compared"
-    NONE = "left out"
-
-
-class _Spending:
-    """Divides what is left of the budget among the cuts, by what the dearest one so far took."""
-
-    def __init__(self, *, whole_ms: float, requests: int, budget_s: float) -> None:
-        whole_s = whole_ms / 1e3
-        # Every request through the halves and through a tail for each lossy codec; the golden inputs; three rounds.
-        self._run_s = (2 * requests + 1) * whole_s
-        self._timing_s = 6 * whole_s
-        self._budget_s = budget_s
-        self._measured = 0
-
-    def care(self, spent_s: float, cuts_left: int) -> _Care:
-        """Of the next cut, itself counted in `cuts_left`."""
-        full_s = self._run_s + self._timing_s
-        for_others_s = 0.0 if self._measured < MEASURED_MIN else self._run_s * (cuts_left - 1)
-        if spent_s + full_s + for_others_s <= self._budget_s:
-            return _Care.MEASURED
-        return _Care.ESTIMATED if spent_s + self._run_s <= self._budget_s else _Care.NONE
-
-    def took(self, *, run_s: float, timing_s: float | None = None) -> None:
-        self._run_s = max(self._run_s, run_s)
-        if timing_s is not None:
-            self._timing_s = max(self._timing_s, timing_s)
-            self._measured += 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx
 import onnx.parser
@@ -395,3 +396,76 @@ def test_the_command_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "whole model" in out
     assert "offload" in out
     assert "int8" in out
+
+
+class Hasty:
+    """A clock on which every look takes this long."""
+
+    def __init__(self, step_s: float) -> None:
+        self.now_s, self.step_s = 0.0, step_s
+
+    def __call__(self) -> float:
+        self.now_s += self.step_s
+        return self.now_s
+
+
+CHAIN = (
+    f"{HEADER} g (float[N, 64] x) => (float[N, 64] y) {{ {' '.join(f't{n} = Neg(t{n - 1})' for n in range(1, 9))} }}"
+)
+
+
+def chain(folder: Path, cuts: int) -> ModelCard:
+    """Eight negations, cut after each of the first `cuts`."""
+    text = CHAIN.replace("t0", "x").replace("t8 =", "y =")
+    path = folder / "models/m/1/model.onnx"
+    write(path, text)
+    specs = [TensorSpec(name=f"t{n}", dtype="FP32", shape=("N", 64)) for n in range(1, cuts + 1)]
+    made = []
+    for number, spec in enumerate(specs, start=1):
+        steps = [f"t{n} = Neg({'x' if n == 1 else f't{n - 1}'})" for n in range(1, 9)]
+        head, tail = " ".join(steps[:number]), " ".join(steps[number:]).replace("t8 =", "y =")
+        write(
+            folder / f"parts/c{number}.head.onnx",
+            f"{HEADER} h (float[N, 64] x) => (float[N, 64] {spec.name}) {{ {head} }}",
+        )
+        write(
+            folder / f"parts/c{number}.tail.onnx",
+            f"{HEADER} t (float[N, 64] {spec.name}) => (float[N, 64] y) {{ {tail} }}",
+        )
+        bitmap = ((1 << number) - 1).to_bytes(1, "little").hex()
+        made.append(msgspec.structs.replace(cut_at(f"c{number}", spec), node_bitmap=bitmap, compute_share=number / 8))
+    wide = TensorSpec(name="x", dtype="FP32", shape=("N", 64)), TensorSpec(name="y", dtype="FP32", shape=("N", 64))
+    return card_of(path, (wide[0],), (wide[1],), *made)
+
+
+def hasty_profile(folder: Path, *, step_s: float) -> ModelProfile:
+    card = chain(folder, 7)
+    return profile_model(
+        card, folder / "parts", engine=OrtEngine(), tunings=[Tuning(threads=1)], budget_s=58.0, now_s=Hasty(step_s)
+    )
+
+
+def test_with_time_enough_every_cut_is_measured(tmp_path: Path) -> None:
+    profile = hasty_profile(tmp_path, step_s=0.0)
+    assert [cut.cut for cut in profile.cuts] == [f"c{n}" for n in range(1, 8)]
+    assert not any(cut.estimated for cut in profile.cuts)
+
+
+def test_what_there_is_no_time_to_measure_is_estimated_and_says_so(tmp_path: Path) -> None:
+    profile = hasty_profile(tmp_path, step_s=4.0)  # three looks, 12 s, for a measured cut, two for another
+    assert sorted(cut.estimated for cut in profile.cuts) == [False] * 3 + [True] * 2
+    measured_cuts = {str(cut.cut) for cut in profile.cuts if not cut.estimated}
+    assert {"c1", "c7"} <= measured_cuts  # the ends
+    for cut in profile.cuts:
+        assert (cut.head_ms >= 0.0, cut.tail_ms >= 0.0) == (True, True)
+        assert [codec.codec for codec in cut.codecs] == ["raw", "fp16", "int8"]
+        assert cut.codecs[1].fidelity, "a lossy codec is measured, or it is not allowed"
+    runs = golden_runs(tmp_path / "parts")
+    assert set(runs.cuts) == {cut.cut for cut in profile.cuts}
+
+
+def test_what_there_is_no_time_to_compare_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    profile = hasty_profile(tmp_path, step_s=100.0)
+    assert profile.cuts == ()
+    assert profile.whole_ms > 0
+    assert "7 of 7 cuts are left out" in caplog.text
