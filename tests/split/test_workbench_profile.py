@@ -409,21 +409,16 @@ class Hasty:
         return self.now_s
 
 
-CHAIN = (
-    f"{HEADER} g (float[N, 64] x) => (float[N, 64] y) {{ {' '.join(f't{n} = Neg(t{n - 1})' for n in range(1, 9))} }}"
-)
-
-
 def chain(folder: Path, cuts: int) -> ModelCard:
     """Eight negations, cut after each of the first `cuts`."""
-    text = CHAIN.replace("t0", "x").replace("t8 =", "y =")
+    steps = [f"t{n} = Neg(t{n - 1})" for n in range(1, 9)]
+    steps[0], steps[-1] = "t1 = Neg(x)", "y = Neg(t7)"
     path = folder / "models/m/1/model.onnx"
-    write(path, text)
+    write(path, f"{HEADER} g (float[N, 64] x) => (float[N, 64] y) {{ {' '.join(steps)} }}")
     specs = [TensorSpec(name=f"t{n}", dtype="FP32", shape=("N", 64)) for n in range(1, cuts + 1)]
     made = []
     for number, spec in enumerate(specs, start=1):
-        steps = [f"t{n} = Neg({'x' if n == 1 else f't{n - 1}'})" for n in range(1, 9)]
-        head, tail = " ".join(steps[:number]), " ".join(steps[number:]).replace("t8 =", "y =")
+        head, tail = " ".join(steps[:number]), " ".join(steps[number:])
         write(
             folder / f"parts/c{number}.head.onnx",
             f"{HEADER} h (float[N, 64] x) => (float[N, 64] {spec.name}) {{ {head} }}",
