@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +20,10 @@ CACHE: Final = Path(__file__).resolve().parents[2] / ".cache" / "bench" / _FORMA
 
 PAUSE_S: Final = 0.005
 """Longer than a runtime's threads spin after a run (ONNX Runtime: about a millisecond)."""
+
+
+PACE_S: Final = 0.008
+"""Between requests of a hundred a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,15 +46,15 @@ class Figure:
 
 
 def interleaved(work: Mapping[str, Callable[[], object]], rounds: int, *, burst: int = 1) -> dict[str, list[float]]:
-    """Milliseconds of each callable, `rounds` times in turns, every other turn backwards, after two unmeasured turns.
+    """Milliseconds of each callable, `rounds` times in turns, each turn in another order, after two unmeasured turns.
 
+    In another order, since what runs after a session that spins, or that filled the caches, runs differently.
     `burst`: calls in a row per turn, of which the last one counts, after a pause: so that a neighbour's spinning
     threads and cold caches are not charged to the one that comes next.
     """
-    names = list(work)
-    taken: dict[str, list[float]] = {name: [] for name in names}
+    taken: dict[str, list[float]] = {name: [] for name in work}
     for turn in range(-2, rounds):
-        for name in reversed(names) if turn % 2 else names:
+        for name in _shuffled(work, turn):
             if burst > 1:
                 time.sleep(PAUSE_S)
                 for _ in range(burst - 1):
@@ -60,6 +65,34 @@ def interleaved(work: Mapping[str, Callable[[], object]], rounds: int, *, burst:
             if turn >= 0:
                 taken[name].append(took_ms)
     return taken
+
+
+def paced(
+    work: Mapping[str, Callable[[], object]], rounds: int
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Milliseconds of each callable (wall, processor time of this process), `rounds` times in turns in changing order.
+
+    Paced as requests are: each run comes after a pause of `PACE_S`, and what goes on spinning until the next pause is
+    over is its own. One unmeasured run goes before, so that its caches are its own, too.
+    """
+    wall: dict[str, list[float]] = {name: [] for name in work}
+    cpu: dict[str, list[float]] = {name: [] for name in work}
+    for turn in range(rounds):
+        for name in _shuffled(work, turn):
+            work[name]()
+            time.sleep(PACE_S)
+            cpu_at_s, started_s = time.process_time(), time.perf_counter()
+            work[name]()
+            wall[name].append((time.perf_counter() - started_s) * 1e3)
+            time.sleep(PACE_S)
+            cpu[name].append((time.process_time() - cpu_at_s) * 1e3)
+    return wall, cpu
+
+
+def _shuffled(work: Mapping[str, object], turn: int) -> list[str]:
+    names = list(work)
+    random.Random(turn).shuffle(names)
+    return names
 
 
 def median_difference(taken: Mapping[str, list[float]], longer: str, shorter: str) -> float:

@@ -25,7 +25,7 @@ from agent.config import AgentConfig
 from agent.daemon import Daemon
 from agent.planner import Planner
 from scripts import models
-from scripts.benches.figure import CACHE, Figure, interleaved, median_difference, median_ratio, percentile
+from scripts.benches.figure import CACHE, Figure, interleaved, median_difference, median_ratio, paced, percentile
 from scripts.client import Client, Refused
 from scripts.pair import PROGRAMS, STATUS, free_port
 from split.graph.card import CutCard, ModelCard
@@ -35,8 +35,10 @@ from split.plan.plan import RequestFacts
 from split.profiles.address import HostPort
 from split.profiles.contract import Contract, Data, InputContract
 from split.profiles.image_spec import ImageSpec
-from split.profiles.measured import CodecCosts, CutCosts, ModelProfile
+from split.profiles.measured import CodecCosts, CutCosts, ModelProfile, Tuning, read_profile
+from split.runtime.machine import read_machine
 from split.runtime.segment import OrtEngine, usable_threads
+from split.runtime.tuning import fastest, tunings
 from split.tensor import TensorSpec
 
 LIGHT: Final = "light-600k"
@@ -76,11 +78,15 @@ def run(*, quick: bool) -> tuple[list[Figure], list[dict[str, Any]]]:
 
 
 def _bare() -> Callable[[], object]:
-    """The light model in a session as the daemon opens it, without anything around."""
+    """The light model in a session as the daemon opens it, without anything around; after it was profiled."""
+    profiles = [read_profile(folder) for folder in (CACHE / "overhead" / "cache" / "models").iterdir()]
+    tuning = next(profile.tuning for profile in profiles if profile is not None)
     options = ort.SessionOptions()
-    options.intra_op_num_threads = usable_threads()
+    options.intra_op_num_threads = tuning.threads
     options.inter_op_num_threads = 1
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if tuning.spin_us else "0")
+    options.add_session_config_entry("session.intra_op.spin_duration_us", str(tuning.spin_us))
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     path = CACHE / "overhead" / "models" / LIGHT / "1" / "model.onnx"
     session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     feeds = {"x": X}
@@ -234,11 +240,19 @@ def _decisions_us(rounds: int) -> list[float]:
 
 
 def _local_ratio(rounds: int, rows: list[dict[str, Any]]) -> float:
-    """The whole as the daemon opens it / the best plain session over thread counts and spinning."""
+    """The whole as the daemon opens it after measuring threads and spinning / the best plain session over both, all
+    paced as requests are; with what each takes of the processor."""
     path = models.model_path("efficientnet-lite0")
     feeds = {"input": X}
-    ours = OrtEngine().open(path, threads=usable_threads())
-    work: dict[str, Callable[[], object]] = {"ours": lambda: ours.run(feeds)}
+    engine, machine = OrtEngine(), read_machine()
+
+    def open_with(tuning: Tuning) -> Callable[[], object]:
+        segment = engine.open(path, threads=tuning.threads, spin_us=tuning.spin_us)
+        return lambda: segment.run(feeds)
+
+    chosen = fastest(tunings(machine), open_with)
+    ours = f"ours, {chosen.threads} threads, spinning {chosen.spin_us} µs inside a run"
+    work: dict[str, Callable[[], object]] = {ours: open_with(chosen)}
     for threads in range(1, usable_threads() + 1):
         for spinning in ("0", "1"):
             options = ort.SessionOptions()
@@ -246,8 +260,9 @@ def _local_ratio(rounds: int, rows: list[dict[str, Any]]) -> float:
             options.add_session_config_entry("session.intra_op.allow_spinning", spinning)
             session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
             work[f"plain, {threads} threads, spinning {spinning}"] = lambda s=session: s.run(None, feeds)  # type: ignore[misc]  # one session each
-    taken = interleaved(work, rounds, burst=4)
-    medians = {name: statistics.median(times) for name, times in taken.items()}
-    rows.extend({"session": name, "median_ms": ms} for name, ms in medians.items())
-    best = min((name for name in work if name != "ours"), key=lambda name: medians[name])
-    return median_ratio(taken, "ours", best)
+    wall, cpu = paced(work, rounds)
+    medians = {name: statistics.median(times) for name, times in wall.items()}
+    for name, ms in medians.items():
+        rows.append({"session": name, "median_ms": ms, "cpu_ms_paced": statistics.median(cpu[name])})
+    best = min((name for name in work if name != ours), key=lambda name: medians[name])
+    return median_ratio(wall, ours, best)
