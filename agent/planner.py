@@ -338,12 +338,16 @@ class Planner:
             case "head" | "whole":
                 known_ms, profiled_ms = model.table.costs[Column.HEAD], model.measured.costs[Column.HEAD]
                 model.edge.observe(measured_ms, float(known_ms[row]) * self._slowdown)
-                residual = model.head_residuals.setdefault(key, Residual())
+                estimated = bool(model.measured.doubt[row] > 1.0)
+                residual = model.head_residuals.setdefault(key, Residual(estimated=estimated))
                 residual.observe(measured_ms, float(profiled_ms[row]) * model.edge.ratio * self._slowdown)
                 now_ms = float(profiled_ms[row]) * residual.ratio
-                if abs(now_ms - float(known_ms[row])) > WORTH_A_TABLE * now_ms:
+                proven = residual.proven and model.table.doubt[row] > 1.0
+                if proven or abs(now_ms - float(known_ms[row])) > WORTH_A_TABLE * now_ms:
                     better_ms = np.where(model.groups[key], profiled_ms * residual.ratio, known_ms)
-                    model.table = model.table.with_compute(head_ms=better_ms)
+                    model.table = model.table.with_compute(
+                        head_ms=better_ms, proven=model.groups[key] if proven else None
+                    )
             case "local_tail":
                 model.edge.observe(measured_ms, float(model.measured.costs[Column.TAIL, row]) * self._slowdown)
             case "image":

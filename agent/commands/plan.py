@@ -210,7 +210,8 @@ def _text(chosen: PlanEstimate, others: list[PlanEstimate], reason: str, argumen
     ]
     for mark, plan in [("*", chosen), *((" ", other) for other in others)]:
         fidelity = "–" if plan.fidelity is None else f"{plan.fidelity:.4f}"
-        why = f"  {plan.why_not}" if plan.why_not else ""
+        notes = ["estimated from other cuts"] * plan.estimated + [plan.why_not] * bool(plan.why_not)
+        why = f"  {'; '.join(notes)}" if notes else ""
         lines.append(
             f"{mark} {plan.plan.placement!s:9}  {plan.plan.cut or '–':12}  {plan.plan.codec or '–':7}  "
             f"{plan.predicted_ms:>9.2f}  {plan.bytes:>9}  {fidelity:>8}{why}"

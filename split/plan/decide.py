@@ -383,4 +383,5 @@ def _estimate(
         fidelity=table.fidelity[row],
         allowed=not why_not,
         why_not=why_not,
+        estimated=bool(table.doubt[row] > 1.0),
     )

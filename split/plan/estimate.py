@@ -105,20 +105,33 @@ class Drift:
 
 
 class Residual:
-    """What is left of one cut's measurements after the drift of its side: a bounded ratio, learned slowly."""
+    """What is left of one cut's measurements after the drift of its side: a bounded ratio, learned slowly.
+
+    `estimated`: what is expected was never measured, so that the first observations count as much as it does: they
+    are averaged with it until their weight is that of `GAIN`.
+    """
 
     GAIN: Final = 0.2
+    PROVEN_AFTER: Final = 3
+    """Observations after which an estimate is one no more: it has a quarter of the weight left."""
     BOUND: Final = math.log(1.5)
     """A stage that is off by more than half was measured wrongly or is another stage."""
 
-    __slots__ = ("_log",)
+    __slots__ = ("_gain", "_log", "count")
 
-    def __init__(self) -> None:
+    def __init__(self, *, estimated: bool = False) -> None:
         self._log = 0.0
+        self._gain = 0.5 if estimated else self.GAIN
+        self.count = 0
 
     @property
     def ratio(self) -> float:
         return math.exp(self._log)
+
+    @property
+    def proven(self) -> bool:
+        """Whether so much was observed that it does not matter whether the profile was measured."""
+        return self.count >= self.PROVEN_AFTER
 
     def observe(self, measured_ms: float, expected_ms: float) -> None:
         """`expected_ms`: with drift, without this residual."""
@@ -126,7 +139,9 @@ class Residual:
             return
         error = math.log(max(measured_ms, 1e-3) / expected_ms) - self._log
         # Clip before averaging: a stall must not leave a trace of itself for twenty requests.
-        step = self.GAIN * min(max(error, -0.3), 0.3)
+        step = self._gain * min(max(error, -0.3), 0.3)
+        self._gain = max(self._gain / (1.0 + self._gain), self.GAIN)  # 1/2, 1/3, 1/4, 1/5: an average
+        self.count += 1
         self._log = min(max(self._log + step, -self.BOUND), self.BOUND)
 
 

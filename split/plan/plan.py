@@ -77,6 +77,8 @@ class PlanEstimate:
     allowed: bool
     why_not: str = ""
     """The constraint that forbids it, as a sentence; empty when allowed."""
+    estimated: bool = False
+    """Whether the compute times of its cut are estimated from those of others and nothing has proven them yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

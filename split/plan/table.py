@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Final
 
 import numpy as np
 
 from split.graph.card import CutCard, ModelCard
 from split.ids import CutId
+from split.plan.estimate import Drift
 from split.plan.observation import Flags, Floats
 from split.plan.plan import LOCAL, LOSSLESS_CODECS, Placement, Plan
 from split.profiles.contract import PRIVACY_ORDER, Contract
@@ -51,6 +53,12 @@ class Column(IntEnum):
 
 _SPREAD_HEAD, _SPREAD_TAIL = 8, 9
 
+ESTIMATE_SIGMA: Final = 0.06
+"""Relative scatter of an estimated head: its mean error is held under 5 % (`scripts/bench costmodel`), a mean error is
+0.8 σ."""
+_ESTIMATED: Final = 1.0 + (ESTIMATE_SIGMA / Drift.NOISE) ** 2
+"""What σ² of a head is multiplied by where its time is estimated: relative to the least σ of a measurement."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanTable:
@@ -78,6 +86,9 @@ class PlanTable:
     offloads: Flags
     finishes_here: bool
     """Whether the contract wants an answer of the device where the companion fails."""
+    doubt: Floats
+    """[plan]: what σ² of the head is multiplied by, 1 where it was measured, more where it is estimated. (A tail is
+    used only after its companion has measured it.)"""
     cuts: frozenset[CutId]
     """Every cut of the card, measured or not."""
     no_cuts_reason: str = ""
@@ -91,15 +102,21 @@ class PlanTable:
     def __len__(self) -> int:
         return len(self.plans)
 
-    def with_compute(self, *, head_ms: Floats | None = None, tail_ms: Floats | None = None) -> PlanTable:
-        """The same plans with better known compute times, one entry per plan; None leaves a side as it is."""
+    def with_compute(
+        self, *, head_ms: Floats | None = None, tail_ms: Floats | None = None, proven: Flags | None = None
+    ) -> PlanTable:
+        """The same plans with better known compute times, one entry per plan; None leaves a side as it is.
+
+        `proven`: plans whose head is no estimate any more.
+        """
         costs, spread = self.costs.copy(), self.spread.copy()
+        doubt = self.doubt if proven is None else np.where(proven, 1.0, self.doubt)
         if head_ms is not None:
-            costs[Column.HEAD], spread[_SPREAD_HEAD] = head_ms, head_ms * head_ms
+            costs[Column.HEAD], spread[_SPREAD_HEAD] = head_ms, head_ms * head_ms * doubt
             costs[Column.FINISH, self.offloads] = head_ms[0]
         if tail_ms is not None:
             costs[Column.TAIL], spread[_SPREAD_TAIL] = tail_ms, tail_ms * tail_ms
-        return replace(self, costs=costs, spread=spread)
+        return replace(self, costs=costs, spread=spread, doubt=doubt)
 
     @staticmethod
     def build(card: ModelCard, profile: ModelProfile, contract: Contract) -> PlanTable:
@@ -129,6 +146,7 @@ class PlanTable:
                     down=down,
                     depth=cut.compute_share,
                     raw_inputs=cut.shown_inputs,
+                    doubt=_ESTIMATED if measured.estimated else 1.0,
                 )
                 for codec in measured.codecs
             ]
@@ -175,6 +193,7 @@ class PlanTable:
             finishes_here=contract.behaviour.fallback.strategy != "fail",
             reply_ms_per_byte=reply_ms_per_byte,
             input_bytes=_scaling_bytes(card, profile),
+            doubt=np.array([row.doubt for row in rows]),
             cuts=frozenset(cut.id for cut in card.cuts),
             no_cuts_reason=card.no_cuts_reason,
         )
@@ -191,6 +210,7 @@ class _Row:
     depth: float = 0.0
     raw_inputs: tuple[str, ...] = ()
     """Model inputs that can be read off what travels."""
+    doubt: float = 1.0
 
     @property
     def up(self) -> int:
@@ -260,7 +280,7 @@ def _spread(rows: list[_Row]) -> Floats:
     for i, row in enumerate(rows):
         u, d, e = float(row.up), float(row.down), float(row.plan.codec == "encoded")
         remote = 0.0 if row.plan is LOCAL else 1.0
-        spread[:, i] = (remote, u, d, u * u, u * d, d * d, e, e * d, row.head_ms**2, row.tail_ms**2)
+        spread[:, i] = (remote, u, d, u * u, u * d, d * d, e, e * d, row.head_ms**2 * row.doubt, row.tail_ms**2)
     return spread
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+import msgspec
 import pytest
 
 from agent.planner import Planner
 from split.errors import UnknownModel
 from split.graph.card import CutCard, ModelCard
 from split.ids import CutId, ModelDigest
-from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
+from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate, RequestFacts
 from split.plan.probing import PING_BYTES, PROBE_BYTES
 from split.profiles.contract import Contract, Data, Fidelity, InputContract
 from split.profiles.image_spec import ImageSpec
@@ -212,6 +213,45 @@ def test_times_to_finish_on_the_device_hold_drift_and_slowdown() -> None:
         planner.observe_edge("m", LOCAL, "whole", 1_000.0)
     assert planner.finish_ms("m", None) == pytest.approx(1_000.0, rel=0.05)
     assert planner.finish_ms("m", CUT) == pytest.approx(700.0, rel=0.1)  # the same drift, without that plan's residual
+
+
+def planner_with_cut(*, estimated: bool) -> Planner:
+    """One whose companion is ready; nothing is known of the link."""
+    cuts = tuple(msgspec.structs.replace(cut, estimated=estimated) for cut in PROFILE.cuts)
+    planner = Planner()
+    planner.add_model("m", CARD, msgspec.structs.replace(PROFILE, cuts=cuts), CONTRACT)
+    planner.connected(max_message_bytes=1 << 28)
+    planner.companion_ready("m", 10.0, 0.5)
+    planner.segment_ready("m", CUT, 7.0)
+    return planner
+
+
+def forced_split(planner: Planner) -> PlanEstimate:
+    split = dataclasses.replace(TENSOR, mode=Placement.SPLIT)
+    return planner.decide("m", split, edge_queue_ms=0.0, now_s=1.0).chosen
+
+
+def test_an_estimated_head_is_less_certain_until_it_was_seen_and_then_as_it_was_seen() -> None:
+    planner = planner_with_cut(estimated=True)
+    assert forced_split(planner).estimated
+    assert not forced_split(planner_with_cut(estimated=False)).estimated
+    for _ in range(3):  # 30 ms where 20 were estimated, on a device that is as fast as it was
+        planner.observe_edge("m", LOCAL, "whole", 100.0)
+        planner.observe_edge("m", SPLIT, "head", 30.0)
+    after = forced_split(planner)
+    assert not after.estimated
+    assert 26.0 < after.stages_ms["head"] < 31.0
+    for _ in range(40):
+        planner.observe_edge("m", LOCAL, "whole", 100.0)
+        planner.observe_edge("m", SPLIT, "head", 30.0)
+    assert forced_split(planner).stages_ms["head"] == pytest.approx(30.0, rel=0.03)
+    assert planner.finish_ms("m", None) == pytest.approx(100.0, rel=0.05)
+
+
+def test_of_two_equal_predictions_the_estimated_one_has_the_higher_risk() -> None:
+    measured, guessed = (forced_split(planner_with_cut(estimated=estimated)) for estimated in (False, True))
+    assert guessed.predicted_ms == measured.predicted_ms
+    assert guessed.risk_ms > measured.risk_ms
 
 
 def test_a_hot_device_hands_its_work_over_and_takes_it_back_when_cool() -> None:

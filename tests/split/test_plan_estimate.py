@@ -84,3 +84,19 @@ def test_the_cloud_queue_fades_into_unknown() -> None:
     mean_ms, _ = queue.at(1.9 + CloudQueue.FADE_S)
     assert mean_ms == pytest.approx(50.0 / np.e, rel=0.01)
     assert queue.at(1_000.0) == pytest.approx(unknown)
+
+
+def test_an_estimate_is_corrected_at_once_and_proven_after_three_observations() -> None:
+    measured, estimated = Residual(), Residual(estimated=True)
+    proven = []
+    for _ in range(3):
+        measured.observe(12.0, 10.0)
+        estimated.observe(12.0, 10.0)
+        proven.append(estimated.proven)
+    assert proven == [False, False, True]
+    # An average of the estimate and three observations: 1.2 to the power of three quarters.
+    assert estimated.ratio == pytest.approx(1.2**0.75)
+    assert measured.ratio < 1.11
+    for _ in range(30):
+        estimated.observe(12.0, 10.0)
+    assert estimated.ratio == pytest.approx(1.2, rel=0.001)
