@@ -4,8 +4,9 @@
                              weights.bin        every distinct weight once, on page borders; all segments map it
                              <name>.onnx        `whole`, `<cut>.head`, `<cut>.tail`; weights are references
 
-The key says for whom: model, runtime, processor, format. The workbench's child writes (`split/workbench/optimise.py`),
-the serving processes read. Never trusted: what does not hash to what the manifest says is not there.
+The key says for whom: model, way of cutting, runtime, processor, format. The workbench's child writes
+(`split/workbench/optimise.py`), the serving processes read. Never trusted: what does not hash to what the manifest says
+is not there.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from typing import Final
 
 import msgspec
 
+from split.graph.card import CARD_VERSION
 from split.ids import ModelDigest
 from split.runtime.machine import Machine
 
 FORMAT: Final = 1
-"""Goes up when segments are cut, optimised or laid down differently: what older programs made is made again."""
+"""Goes up when segments are optimised or laid down differently: what older programs made is made again."""
 
 WHOLE: Final = "whole"
 MANIFEST_FILE: Final = "manifest.json"
@@ -80,8 +82,9 @@ class Optimised:
 
 
 def key_of(digest: ModelDigest, runtime: str, machine: Machine) -> str:
-    """16 hex digits: for which model, runtime (`Engine.name`) and processor optimised segments hold."""
-    parts = (FORMAT, digest, runtime, machine.architecture, machine.cpu_model, machine.cpu_features)
+    """16 hex digits: for which model, runtime (`Engine.name`) and processor optimised segments hold, and by which rules
+    the halves were cut: under the same cut id those of other rules may be other graphs."""
+    parts = (FORMAT, CARD_VERSION, digest, runtime, machine.architecture, machine.cpu_model, machine.cpu_features)
     return hashlib.blake2b(msgspec.json.encode(parts), digest_size=8).hexdigest()
 
 

@@ -234,6 +234,16 @@ def test_segments_of_another_processor_or_runtime_are_not_found_and_removed(tmp_
     assert [path.name for path in (parts / "optimised").iterdir()] == [key(card)]
 
 
+def test_segments_of_halves_that_were_cut_by_other_rules_are_not_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card, parts, inputs = cut(tmp_path, "tokens")
+    make(card, parts, inputs)
+    assert sound(card, parts) is not None
+    monkeypatch.setattr("split.runtime.optimised.CARD_VERSION", card.version + 1)
+    assert sound(card, parts) is None
+
+
 def test_a_full_disk_is_named_and_leaves_the_old_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     card, parts, inputs = cut(tmp_path, "residual")
     optimiser = Optimiser(card, parts, OrtEngine(), threads=1)
