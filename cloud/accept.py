@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Final
 
 from cloud.companion import Companion
 from cloud.session import Session
@@ -11,13 +12,18 @@ from split.transport.channel import Channel
 
 log = logging.getLogger(__name__)
 
+SESSIONS_PER_DEVICE: Final = 4
+"""One, a second that is dialled beside a silent one, and what a link that comes and goes has left: a dead session is
+noticed only by its heartbeat, and until then it takes one of `limits.connections`."""
+
 
 class Reception:
     """Given to a listener as `on_channel`; knows every session that lives."""
 
     def __init__(self, companion: Companion) -> None:
         self._companion = companion
-        self._sessions: set[Session] = set()
+        self._sessions: dict[Session, str] = {}
+        """With the device's name, oldest first."""
         self.leaving = False
 
     @property
@@ -33,14 +39,28 @@ class Reception:
             await channel.close(reason)
             return
         session = Session(channel, self._companion)
-        self._sessions.add(session)
+        self._sessions[session] = peer.name
+        displaced = self._displace(peer.name)
         try:
             await session.run()
         except Exception:
             log.exception("session failed device=%s", peer.name)
         finally:
-            self._sessions.discard(session)
+            self._sessions.pop(session, None)
             await channel.close("the session has ended")
+            if displaced is not None:
+                await displaced
+
+    def _displace(self, device: str) -> asyncio.Task[None] | None:
+        """The oldest session of a device that has too many is ended: most likely nobody is at its other end."""
+        own = [session for session, name in self._sessions.items() if name == device]
+        if len(own) <= SESSIONS_PER_DEVICE:
+            return None
+        reason = f"{device} has more than {SESSIONS_PER_DEVICE} connections here; a newer one takes this one's place"
+        log.warning("displaced the oldest session device=%s sessions=%d", device, len(own))
+        del self._sessions[own[0]]  # a third one coming now displaces the next
+        own[0].goodbye(reason)
+        return asyncio.create_task(own[0].close(reason), name=f"displace {device}")
 
     async def send_home(self, reason: str, *, within_s: float) -> None:
         """Goodbye to all; requests under way get `within_s` to be answered, then every session is closed."""

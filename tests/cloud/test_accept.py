@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cloud.accept import Reception
+from cloud.accept import SESSIONS_PER_DEVICE, Reception
 from cloud.session import Session
 from split.errors import ConnectionLost
 from split.transport.channel import PeerIdentity
@@ -87,3 +87,26 @@ async def test_a_request_that_does_not_end_does_not_keep_the_companion_from_clos
     await task
     release.set()
     assert house.companion.admission.inflight_requests == 0
+
+
+async def test_a_flapping_device_displaces_its_own_oldest_session_and_nobody_elses(house, chain):
+    reception = Reception(house.companion)
+    other, other_task = connect(reception, "camera-2")
+    mine = [connect(reception) for _ in range(SESSIONS_PER_DEVICE)]
+    await asyncio.sleep(0)
+    assert reception.sessions == 1 + SESSIONS_PER_DEVICE
+    mine += [connect(reception) for _ in range(2)]
+    for channel, task in mine[:2]:
+        goodbye = (await channel.receive()).message
+        assert isinstance(goodbye, Goodbye)
+        assert goodbye.reason.startswith("camera-1 has more than 4 connections here")
+        with pytest.raises(ConnectionLost):
+            await channel.receive()
+        await task
+    assert reception.sessions == 1 + SESSIONS_PER_DEVICE
+    for channel, task in [(other, other_task), *mine[2:]]:
+        channel.send(chain.offer)
+        assert isinstance((await channel.receive()).message, ModelNeed)
+        await channel.close("done")
+        await task
+    assert reception.sessions == 0
