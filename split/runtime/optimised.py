@@ -24,7 +24,7 @@ from split.graph.card import CARD_VERSION
 from split.ids import ModelDigest
 from split.runtime.machine import Machine
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Goes up when segments are optimised or laid down differently: what older programs made is made again."""
 
 WHOLE: Final = "whole"

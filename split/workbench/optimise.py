@@ -48,6 +48,7 @@ from split.runtime.optimised import (
 from split.runtime.profiler import measure_interleaved
 from split.runtime.segment import OrtEngine, OrtSegment
 from split.tensor import Tensors, worst_difference
+from split.workbench.residual import fuse_sums
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +131,7 @@ class Optimiser:
             made = _Made(self._engine, source, Path(scratch), self._threads)
             plain, expected = made.plain, made.plain.run(feeds)
             if name.endswith(".tail") and made.reorders:
+                fuse_sums(made.proto.graph)
                 made = self._hooked(source, Path(scratch), made) or made
             manifest = read_manifest(self._place, self._key) or Manifest(key=self._key)
             prepacked = made.is_prepacked and (manifest.prepacked if name != WHOLE else made.gains_by_layout(feeds))
