@@ -29,6 +29,7 @@ BENCHES: Final = {
     "overhead": "what the daemon costs over the bare runtime, and one decision",
     "cuts": "how many candidates, what they miss, what cuts of several tensors are worth",
     "split": "(head + tail) / whole at the cuts that are chosen",
+    "costmodel": "what node times and a handful of measured cuts tell of all others",
     "memory": "copies of the weights, a daemon without models, many shapes, what is kept",
     "activate": "until a segment can be used, cached and not",
     "zoo": "ten real models of ten kinds: where they may be cut, and every checked cut against the whole",

@@ -15,10 +15,13 @@ from PIL import Image
 
 from agent.commands import profile as command
 from split.codec.golden import golden_inputs
-from split.codec.payload import decode
+from split.codec.payload import decode, encode
 from split.errors import InvalidModel
 from split.graph.card import CutCard, ModelCard, write_card
 from split.ids import CutId, ModelDigest
+from split.plan.plan import Placement, Plan, RequestFacts
+from split.plan.predict import payload_bytes, scale_of
+from split.plan.table import PlanTable
 from split.profiles.contract import Contract, Data, InputContract, contract_beside
 from split.profiles.image_spec import ImageSpec
 from split.profiles.measured import GOLDEN_RUNS, GoldenRuns, ModelProfile, Tuning, read_golden_runs, read_profile
@@ -464,3 +467,18 @@ def test_what_there_is_no_time_to_compare_is_left_out(tmp_path: Path, caplog: py
     assert profile.cuts == ()
     assert profile.whole_ms > 0
     assert "7 of 7 cuts are left out" in caplog.text
+
+
+def test_bytes_measured_at_one_batch_tell_those_of_another(tmp_path: Path) -> None:
+    card = lay_out(tmp_path)
+    profile = measured(card, tmp_path, inputs=requests(1, batch=2))
+    table = PlanTable.build(card, profile, Contract(data=Data(codecs=("raw", "fp16", "int8"))))
+    [request] = requests(1, batch=16)
+    facts = RequestFacts(budget_ms=1e9, input_bytes=request["x"].nbytes)
+    for codec in ("raw", "fp16", "int8"):
+        row = table.row_of[Plan(placement=Placement.SPLIT, cut=CutId("c"), codec=codec)]
+        really = len(b"".join(encode({"a": -request["x"]}, codec)))
+        assert payload_bytes(table, facts, row) == pytest.approx(really, rel=0.1)  # the header does not grow
+        if codec == "raw":
+            assert payload_bytes(table, facts, row) == pytest.approx(really, rel=0.02)
+    assert scale_of(table, facts) == 8.0
