@@ -97,12 +97,13 @@ def _fit(whole_ms: float, found: Sequence[tuple[float, int, float]]) -> _Side:
     per_byte = _ms_per_byte(whole_ms, found)
     levels: dict[float, list[float]] = {}
     for share, nbytes, ms in found:
-        if 0.0 < share < 1.0:
+        if share < 1.0:
             levels.setdefault(share, []).append(min(max(ms - per_byte * nbytes, 0.0), whole_ms))
     points = [(share, sum(several) / len(several)) for share, several in sorted(levels.items())]
     points.append((1.0, whole_ms))
     share, level = points[0]
-    points.insert(0, (0.0, max(level - whole_ms * share, 0.0)))
+    if share > 0.0:
+        points.insert(0, (0.0, max(level - whole_ms * share, 0.0)))
     return _Side(
         shares=tuple(share for share, _ in points),
         levels_ms=tuple(_monotone([level for _, level in points])),
