@@ -7,7 +7,7 @@ What spins does so inside a run only: `OrtEngine` stops it at the run's end. Nam
 
 from __future__ import annotations
 
-import statistics
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, NamedTuple
@@ -15,6 +15,8 @@ from typing import Final, Literal, NamedTuple
 from split.profiles.measured import Tuning
 from split.runtime.machine import Machine
 from split.runtime.profiler import QUICK_S
+
+log = logging.getLogger(__name__)
 
 SPINS_US: Final = (200, 2000)
 """Longer than most gaps between parallel operators; longer than nearly all. A run that has no gap pays for neither."""
@@ -26,6 +28,8 @@ SLOW_RATIO: Final = 1.25
 """What is so much slower after `ROUNDS_MIN` rounds is looked at no longer."""
 ALIKE_RATIO: Final = 1.02
 """Within so much of the fastest, the one that takes least processor time is better: it is cheaper in energy."""
+ALONE_RATIO: Final = 0.8
+"""Processor time per time of a single thread below which others held it up."""
 PAUSE_S: Final = 0.005
 """Between runs, as between requests: threads fall asleep, and what spun on is charged to the run before."""
 
@@ -68,8 +72,8 @@ def fastest(
     cpu_clock: Callable[[], float] = time.process_time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Tuning:
-    """The candidate whose runs are the shortest by median; among those that are within 2 %, the one with the least
-    processor time.
+    """The candidate whose runs are the shortest by lower quartile; among those that are within 2 %, the one with the
+    least processor time. A warning where so much else ran meanwhile that the choice may be another at rest.
 
     `open_with`: opens the model so and gives what runs it once. Two are open at a time: the fastest so far and the
     next, which run in turns, each after a pause. `budget_s`: seconds, all of them together, after `ROUNDS_MIN` rounds
@@ -92,6 +96,13 @@ def fastest(
         if costs[other].wall < known.wall:
             best, run_best = other, run_other
         del run_other
+    first = candidates[0]
+    if first.threads == 1 and costs[first].cpu < ALONE_RATIO:
+        log.warning(
+            "threads were chosen while other processes held one up for %.0f %% of the time; run isthmus profile again "
+            "when the machine is at rest",
+            100 * (1 - costs[first].cpu),
+        )
     alike = [tuning for tuning in costs if costs[tuning].wall <= ALIKE_RATIO * costs[best].wall]
     return min(alike, key=lambda tuning: costs[tuning].cpu)
 
@@ -102,7 +113,7 @@ class _Turns(NamedTuple):
     sleep: Callable[[float], None]
 
     def pair(self, one: Callable[[], object], two: Callable[[], object], budget_s: float) -> tuple[Cost, Cost]:
-        """Median seconds of both, wall and processor, every other round with the other one first."""
+        """Typical seconds of both, wall and processor, every other round with the other one first."""
         works = (one, two)
         taken: tuple[list[Cost], list[Cost]] = ([], [])
         started_s = self.clock()
@@ -112,7 +123,7 @@ class _Turns(NamedTuple):
         warms_up = begun_s - started_s < 2 * QUICK_S
         for number in range(ROUNDS_MAX):
             spent_s = self.clock() - begun_s
-            first, second = _median(taken[0]), _median(taken[1])
+            first, second = _typical(taken[0]), _typical(taken[1])
             if number >= ROUNDS_MIN and (spent_s >= budget_s or second.wall > SLOW_RATIO * first.wall):
                 break
             if number >= 2 and spent_s >= 5 * budget_s:
@@ -121,7 +132,7 @@ class _Turns(NamedTuple):
                 if warms_up:
                     works[which]()
                 taken[which].append(self._once(works[which]))
-        return _median(taken[0]), _median(taken[1])
+        return _typical(taken[0]), _typical(taken[1])
 
     def _once(self, run: Callable[[], object]) -> Cost:
         """One run after a pause."""
@@ -133,10 +144,12 @@ class _Turns(NamedTuple):
         return Cost(wall, self.cpu_clock() - cpu_at_s)
 
 
-def _median(costs: Sequence[Cost]) -> Cost:
+def _typical(costs: Sequence[Cost]) -> Cost:
+    """The lower quartile of each: what other processes take away in some of the rounds is not this choice's doing."""
     if not costs:
         return Cost(0.0, 0.0)
-    return Cost(statistics.median(cost.wall for cost in costs), statistics.median(cost.cpu for cost in costs))
+    walls, cpus = (sorted(values) for values in zip(*costs, strict=True))
+    return Cost(walls[len(walls) // 4], cpus[len(cpus) // 4])
 
 
 def _helping(machine: Machine) -> int:

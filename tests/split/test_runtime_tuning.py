@@ -71,6 +71,23 @@ def test_the_fastest_wins_and_among_those_alike_the_one_that_takes_least_process
     assert Bench(ms).fastest() == best
 
 
+def test_rounds_in_which_other_processes_ran_do_not_decide_but_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    class Disturbed(Bench):
+        def open_with(self, tuning: Tuning) -> Callable[[], object]:
+            run = super().open_with(tuning)
+
+            def disturbed() -> None:
+                run()
+                self.now_s += 0.02 if tuning is TWO and self.runs[tuning] % 3 else 0.0
+
+            return disturbed
+
+    assert Disturbed({ONE: (10.0, 9.9), TWO: (6.0, 11.0)}).fastest() == TWO  # though its median is 26 ms
+    assert caplog.text == ""
+    assert Bench({ONE: (20.0, 10.0), TWO: (15.0, 11.0)}).fastest() == TWO
+    assert "other processes held one up for 50 % of the time" in caplog.text
+
+
 def test_one_candidate_is_not_measured() -> None:
     bench = Bench({ONE: (5.0, 5.0)})
     bench.fastest()
