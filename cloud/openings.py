@@ -101,6 +101,9 @@ class Openings:
         self._refused: set[str] = set()
         """Digests whose chunks may still be on their way after a refusal: they are let fall."""
         self._setups: set[asyncio.Task[None]] = set()
+        self._at_bench = asyncio.Lock()
+        """Held while this session waits for a child process or has one: it has one place among the waiting, however
+        much it asks for at once."""
 
     def find(self, digest: str, cut: str) -> Opened:
         """What was opened under exactly this digest and cut; refused with PLAN_MISMATCH otherwise (I6)."""
@@ -193,7 +196,8 @@ class Openings:
             raise InvalidRequest(f"model {offer.digest} was removed meanwhile; offer it again")
         try:
             await shared.segments.keep_only(shared.store.held)  # older models may have made room for this one
-            model = await shared.segments.prepare(offer.digest, shared.store.path(offer.digest), offer.dims)
+            async with self._at_bench:
+                model = await shared.segments.prepare(offer.digest, shared.store.path(offer.digest), offer.dims)
         except CompanionRefused as error:
             if error.code == "DIGEST_MISMATCH":
                 await asyncio.to_thread(shared.store.remove, offer.digest)
@@ -205,7 +209,8 @@ class Openings:
             outputs=tuple(spec.name for spec in model.card.outputs),
             model_outputs=frozenset(spec.name for spec in model.card.outputs),
         )
-        await shared.segments.rehearse(model, golden)
+        async with self._at_bench:
+            await shared.segments.rehearse(model, golden)
         outputs = await self._golden_run(whole, golden)
         offered.model, offered.golden = model, golden
         offered.opened[OFFLOAD_CUT] = whole
@@ -227,8 +232,9 @@ class Openings:
                 "PLAN_MISMATCH", f"model {wanted.digest[:80]} is not ready in this session; offer it first"
             )
         model, golden = offered.model, offered.golden
-        card = await self._companion.segments.cut(model, CutId(wanted.cut), wanted.node_bitmap)
-        await self._companion.segments.rehearse(model, golden, card.id)
+        async with self._at_bench:
+            card = await self._companion.segments.cut(model, CutId(wanted.cut), wanted.node_bitmap)
+            await self._companion.segments.rehearse(model, golden, card.id)
         by_name = {spec.name: spec for spec in model.card.inputs}
         boundary = tuple(spec.name for spec in card.boundary)
         head = Opened(

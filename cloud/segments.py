@@ -13,10 +13,11 @@ import asyncio
 import logging
 import re
 import shutil
+import weakref
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -35,6 +36,10 @@ _UNSUPPORTED = re.compile(
     r"not a registered function/op|could not find an implementation|NOT_IMPLEMENTED", re.IGNORECASE
 )
 """How onnxruntime says that it does not have an operator, whether unknown or not for these element types."""
+
+CHILDREN: Final = 2
+"""Jobs that a device waits for, at once: a model that hangs its child for minutes leaves room for another's. Each may
+take a gigabyte, so no more."""
 
 REHEARSED = "rehearsed.json"
 """Runtime → what came back sound from a child that ran it: `offload` and cut ids."""
@@ -78,7 +83,8 @@ class PreparedModel:
 
 
 class Segments:
-    """Prepares models and cuts, one child process at a time; used from the event loop.
+    """Prepares models and cuts: of one model one step at a time, over all `CHILDREN` child processes, first come first
+    served (a session asks for one at a time). Used from the event loop.
 
     What was prepared is optimised for this machine (`runtime`: the engine's name) in the background, one more child at
     a time; `prefer` learns of each segment that can be opened in that form (`SegmentStore.prefer`), `let_go` of each
@@ -99,7 +105,9 @@ class Segments:
         self._prefer = prefer
         self._let_go = let_go
         self._runtime = runtime
-        self._turn = asyncio.Lock()
+        self._turns: weakref.WeakValueDictionary[Path, asyncio.Lock] = weakref.WeakValueDictionary()
+        """By a model's folder: who holds it changes what lies there."""
+        self._children = asyncio.Semaphore(CHILDREN)
         self._unoptimised: dict[ModelDigest, tuple[PreparedModel, set[CutId]]] = {}
         self._behind: asyncio.Task[None] | None = None
         self._files: dict[Path, Path] = {}
@@ -119,7 +127,7 @@ class Segments:
         than the digest says; InvalidModel for what is no model.
         """
         folder = self._folder / digest_hex(digest)[:16]
-        async with self._turn:
+        async with self._turn(folder):
             try:
                 card = await asyncio.to_thread(read_sound_card, folder)
             except InvalidModel:
@@ -146,7 +154,7 @@ class Segments:
             raise CompanionRefused(
                 "PLAN_MISMATCH", f"the node bitmap of cut {cut} must have {digits} hex digits: a bit for each node"
             )
-        async with self._turn:
+        async with self._turn(model.folder):
             card = await asyncio.to_thread(_made_before, model, cut) or await self._part(model, cut, node_bitmap)
         if card.node_bitmap != node_bitmap:
             raise CompanionRefused(
@@ -163,7 +171,7 @@ class Segments:
         """
         name = cut or OFFLOAD_CUT
         record = model.folder / REHEARSED
-        async with self._turn:
+        async with self._turn(model.folder):
             done = _rehearsed(record, self._runtime)
             if name in done:
                 return
@@ -171,13 +179,15 @@ class Segments:
             feeds = model.folder / "rehearsal.payload"
             await asyncio.to_thread(lambda: feeds.write_bytes(b"".join(encode(golden, "raw"))))
             try:
-                await self._workbench.rehearse(model.path, model.folder, feeds, [name, *together])
+                async with self._children:
+                    await self._workbench.rehearse(model.path, model.folder, feeds, [name, *together])
             except InvalidModel as error:
                 if not together:
                     raise
                 log.warning("model %s: %s; its parts are tried one by one", model.card.digest, error)
                 together = []
-                await self._workbench.rehearse(model.path, model.folder, feeds, [name])
+                async with self._children:
+                    await self._workbench.rehearse(model.path, model.folder, feeds, [name])
             finally:
                 feeds.unlink(missing_ok=True)
             fresh = record.with_suffix(".new")
@@ -185,12 +195,18 @@ class Segments:
             fresh.replace(record)
 
     async def keep_only(self, held: Callable[[], Collection[str]]) -> None:
-        """Delete what was made of models that are not `held` any more; asked when no model is being made."""
-        async with self._turn:
-            names = {digest_hex(digest)[:16] for digest in held()}
-            gone = [folder for folder in _folders_in(self._folder) if folder.name not in names]
-            for folder in gone:
-                await self._remove(folder)
+        """Delete what was made of models that are not `held` any more; `held` is asked again before each deletion. What
+        is being made right now stays until the next time."""
+        for folder in _folders_in(self._folder):
+            turn = self._turn(folder)
+            if turn.locked():
+                continue
+            async with turn:
+                if folder.name not in {digest_hex(digest)[:16] for digest in held()}:
+                    await self._remove(folder)
+
+    def _turn(self, folder: Path) -> asyncio.Lock:
+        return self._turns.setdefault(folder, asyncio.Lock())
 
     async def _remove(self, folder: Path) -> None:
         self._let_go(folder)
@@ -200,13 +216,15 @@ class Segments:
 
     async def _make(self, path: Path, folder: Path, dims: Mapping[str, int]) -> None:
         try:
-            await self._workbench.probe(path)
+            async with self._children:
+                await self._workbench.probe(path)
         except InvalidModel as error:
             if _UNSUPPORTED.search(str(error)):
                 raise CompanionRefused("UNSUPPORTED_OP", str(error)) from error
             raise
         (folder / REHEARSED).unlink(missing_ok=True)
-        await self._workbench.prepare(path, folder, dims)
+        async with self._children:
+            await self._workbench.prepare(path, folder, dims)
 
     def _optimise_later(self, model: PreparedModel, *cuts: CutId) -> None:
         _, wanted = self._unoptimised.setdefault(model.card.digest, (model, set()))
@@ -237,7 +255,8 @@ class Segments:
 
     async def _part(self, model: PreparedModel, cut: CutId, node_bitmap: str) -> CutCard:
         try:
-            return await self._workbench.part(model.path, model.folder, cut, node_bitmap)
+            async with self._children:
+                return await self._workbench.part(model.path, model.folder, cut, node_bitmap)
         except CutRefused as error:
             raise CompanionRefused("PLAN_MISMATCH", str(error)) from error
 

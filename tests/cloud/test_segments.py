@@ -16,6 +16,15 @@ from split.runtime.segment import OrtEngine
 from split.workbench.cut import prepare
 from split.workbench.optimise import optimise
 
+TINY = """
+<ir_version: 8, opset_import: ["" : 17]>
+tiny (float[4] x) => (float[4] y)
+{{
+    a = Relu (x)
+    y = {} (a)
+}}
+"""
+
 
 class Bench:
     """The real jobs, in this process; `fails` for a disk that is full."""
@@ -116,3 +125,46 @@ async def test_of_a_model_that_is_gone_no_segment_is_kept_open(chain, tmp_path):
     await segments.close()
     assert gone == [model.folder, chain.path]
     assert not (model.folder / "card.json").exists()
+
+
+class Hanging(Bench):
+    """Models named here hang in their child until `go`; the others are made at once."""
+
+    def __init__(self, *hanging: Path) -> None:
+        super().__init__(fails=True)
+        self.hanging, self.go, self.begun = hanging, asyncio.Event(), asyncio.Semaphore(0)
+
+    async def probe(self, model):
+        if model in self.hanging:
+            self.begun.release()
+            await self.go.wait()
+
+
+async def test_a_model_that_hangs_its_child_does_not_hold_up_another(make_model, tmp_path):
+    hostile, honest = make_model(TINY.format("Exp")), make_model(TINY.format("Neg"))
+    bench = Hanging(hostile.path)
+    segments, _, _ = house(tmp_path, bench)
+    stuck = asyncio.create_task(segments.prepare(hostile.digest, hostile.path, {}))
+    await bench.begun.acquire()
+    async with asyncio.timeout(30):
+        await segments.keep_only(lambda: (honest.digest,))
+        assert (await segments.prepare(honest.digest, honest.path, {})).card.digest == honest.digest
+    assert not stuck.done()
+    bench.go.set()
+    await stuck
+    await segments.close()
+
+
+async def test_over_all_models_two_children_run_at_once_and_no_more(make_model, tmp_path):
+    models = [make_model(TINY.format(op)) for op in ("Exp", "Neg", "Abs")]
+    bench = Hanging(*(model.path for model in models))
+    segments, _, _ = house(tmp_path, bench)
+    tasks = [asyncio.create_task(segments.prepare(model.digest, model.path, {})) for model in models]
+    for _ in range(2):
+        await bench.begun.acquire()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert bench.begun.locked()  # the third one waits
+    bench.go.set()
+    await asyncio.gather(*tasks)
+    await segments.close()
