@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
-from pathlib import Path
 
 from agent.compute import Compute
 from agent.config import AgentConfig
@@ -32,6 +30,8 @@ from split.errors import ConfigError
 from split.identity.contexts import Identity
 from split.identity.readiness import require_identity
 from split.profiles.address import HostPort
+from split.profiles.load import require_writable
+from split.runtime.kernels import kernel_answers
 from split.runtime.machine import read_machine
 from split.runtime.segment import OrtEngine, usable_threads
 from split.runtime.store import SegmentStore
@@ -72,13 +72,15 @@ class Daemon:
     async def _start(self) -> None:
         """Start everything, each part after those it needs; the stack stops them, last first."""
         config = self._config
-        _require_writable("state_dir", config.state_dir)
-        _require_writable("cache_dir", config.cache_dir)
+        require_writable("state_dir", config.state_dir)
+        require_writable("cache_dir", config.cache_dir)
         if not config.models.is_dir():
             raise ConfigError(f"models: {config.models} is no folder; make it, or point `models` at your repository")
         if config.companions and (warning := require_identity(self._identity(), "device")):
             log.warning("%s", warning)
         machine = await asyncio.to_thread(read_machine)
+        if config.companions:  # both are kept, and computed where they hold up nobody
+            await asyncio.to_thread(lambda: (kernel_answers(), image_fingerprint()))
         compute = Compute(config.emulation.slowdown)
         self._stack.callback(compute.close)
         golden, journal = Golden(compute), Journal()
@@ -205,14 +207,3 @@ def _metrics(journal: Journal, compute: Compute, uplink: Uplink) -> Metrics:
             "isthmus_companion_connects": ("Connections made to companions.", lambda: uplink.connects),
         },
     )
-
-
-def _require_writable(key: str, folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"{key}: {folder} cannot be made ({error.strerror}); choose a folder of this user's"
-        ) from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"{key}: {folder} may not be written by this user; choose another folder, or its owner")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cloud.admission import Admission
 from cloud.executor import TailExecutor
 from cloud.metrics import Metrics
+from cloud.pictures import DecodingRoom
 from cloud.segments import Segments
 from cloud.store import ModelStore
 
@@ -20,3 +21,4 @@ class Companion:
     metrics: Metrics
     decoded_bytes: int
     """Bound of one payload as decoded: a few compressed bytes must not become gigabytes."""
+    pictures: DecodingRoom = field(default_factory=DecodingRoom)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
-from pathlib import Path
 
 from cloud.accept import Reception
 from cloud.admission import Admission, Bounds
@@ -25,6 +23,7 @@ from split.codec.payload import CODECS
 from split.errors import ChannelError, ConfigError
 from split.identity.contexts import Identity
 from split.identity.readiness import require_identity
+from split.profiles.load import require_writable
 from split.runtime.kernels import kernel_answers
 from split.runtime.machine import read_machine
 from split.runtime.segment import OrtEngine
@@ -73,7 +72,7 @@ async def serve(config: CompanionConfig, *, stop: asyncio.Event | None = None) -
 async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> None:
     """Start everything; what was started is stopped by `stack`, last first."""
     for key, folder in (("state_dir", config.state_dir), ("cache_dir", config.cache_dir)):
-        _require_writable(key, folder)
+        require_writable(key, folder)
     paths = config.identity
     identity = Identity(cert=paths.cert, key=paths.key, ca=paths.ca)
     if warning := require_identity(identity, "companion"):
@@ -103,6 +102,8 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
     reception = Reception(companion)
     limits = Limits(max_message_bytes=min(config.limits.device_bytes + MAX_METADATA_BYTES, MAX_MESSAGE_BYTES))
 
+    kernels, image = await asyncio.to_thread(lambda: (kernel_answers(), image_fingerprint()))
+
     def hello() -> Hello:
         return Hello(
             major=PROTOCOL_MAJOR,
@@ -112,8 +113,8 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
             max_message_bytes=limits.max_message_bytes,
             codecs=CODECS,
             models=store.held()[:MODELS_TOLD],
-            image=image_fingerprint(),
-            kernels=kernel_answers(),
+            image=image,
+            kernels=kernels,
         )
 
     def live() -> bool:
@@ -147,16 +148,3 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
         tuning.threads,
         engine.name,
     )
-
-
-def _require_writable(key: str, folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"{key}: {folder} cannot be made ({error.strerror}); choose a folder of this user's"
-        ) from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(
-            f"{key}: {folder} may not be written by user {os.geteuid()}; correct its owner or choose another folder"
-        )

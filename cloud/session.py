@@ -18,7 +18,7 @@ import msgspec
 from cloud.companion import Companion
 from cloud.executor import Work
 from cloud.openings import MAX_TEXT, Opened, Openings, check_feeds, refusal_of
-from split.codec.image import ImageSpec, prepare_image
+from split.codec.image import ImageSpec, decoding_bytes, prepare_image
 from split.codec.payload import CODECS, decode, decoded_bytes, encode
 from split.errors import (
     CompanionRefused,
@@ -248,7 +248,11 @@ class Session:
         bound = self._companion.decoded_bytes
         if infer.codec == "raw" and size <= INLINE_BYTES:
             return decode(payload, max_bytes=bound)
-        return await asyncio.to_thread(_decode_inputs, payload, infer.encoded, bound)
+        tensors = await asyncio.to_thread(decode, payload, max_bytes=bound)
+        if not infer.encoded:
+            return tensors
+        pictures, room = await asyncio.to_thread(_pictures_in, tensors, infer.encoded)
+        return tensors | await self._companion.pictures.run(room, lambda: _prepared(pictures))
 
     async def _encode(self, outputs: Tensors, codec: str) -> list[Buffer]:
         if codec == "raw" and sum(array.nbytes for array in outputs.values()) <= INLINE_BYTES:
@@ -312,15 +316,22 @@ def _image_spec(name: str, rule: Mapping[str, object]) -> ImageSpec:
         raise InvalidRequest(f"how to read input {name[:80]!r} makes no sense: {error}") from error
 
 
-def _decode_inputs(payload: memoryview, rules: Mapping[str, Mapping[str, object]], max_bytes: int) -> Tensors:
-    """Tensors of a payload; inputs that `rules` names came as the picture's own bytes and are prepared here."""
-    tensors = decode(payload, max_bytes=max_bytes)
+def _pictures_in(
+    tensors: Tensors, rules: Mapping[str, Mapping[str, object]]
+) -> tuple[dict[str, tuple[bytes, ImageSpec]], int]:
+    """The inputs that `rules` names, which came as the picture's own bytes and are prepared here; and the memory that
+    takes. Reads headers only."""
+    found = {}
     for name, rule in rules.items():
         array = tensors.get(name)
         if array is None or dtype_name(array.dtype) != "BYTES" or array.shape != (1,):
             raise InvalidRequest(f"input {name[:80]!r} must be a BYTES tensor of shape [1] with codec 'encoded'")
-        tensors[name] = prepare_image(bytes(array[0]), _image_spec(name, rule))
-    return tensors
+        found[name] = bytes(array[0]), _image_spec(name, rule)
+    return found, sum(decoding_bytes(data, spec) for data, spec in found.values())
+
+
+def _prepared(pictures: Mapping[str, tuple[bytes, ImageSpec]]) -> Tensors:
+    return {name: prepare_image(data, spec) for name, (data, spec) in pictures.items()}
 
 
 def _of_this_cut(feeds: Tensors, cut: str, opened: Opened) -> None:

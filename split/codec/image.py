@@ -12,6 +12,9 @@ import base64
 import functools
 import hashlib
 import io
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import numpy as np
@@ -21,13 +24,15 @@ from split.errors import InvalidRequest, TooLarge, UnsupportedRequest
 from split.profiles.image_spec import ImageSpec
 from split.tensor import Array
 
-__all__ = ["FORMATS", "PIXELS_MAX", "ImageSpec", "image_fingerprint", "prepare_image"]
+__all__ = ["FORMATS", "PIXELS_MAX", "ImageSpec", "decoding_bytes", "image_fingerprint", "prepare_image"]
 
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "BMP")
 """Only these decoders are ever tried: each one more is one more parser of bytes from outside."""
 
 PIXELS_MAX: Final = 50_000_000
-"""Of a picture as it came and as resized: above today's cameras, and 150 MB as RGB."""
+"""Of a picture as it came and as resized: above today's cameras, and 400 MB while it is decoded."""
+_PIXEL_BYTES: Final = 8
+"""Pillow keeps RGB as four bytes, and two copies are alive at once (as decoded, and turned or converted)."""
 
 _MODES: Final = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"})
 """Pillow's modes with 8 bits a channel; deeper ones would be clipped, not scaled, by its conversion."""
@@ -39,21 +44,12 @@ def prepare_image(data: bytes, spec: ImageSpec) -> Array:
     InvalidRequest: not a picture of these formats, or damaged; TooLarge: more than `PIXELS_MAX` pixels before or after
     resizing; UnsupportedRequest: more than 8 bits a channel.
     """
-    try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
-            _check_pixels(*opened.size)
-            if opened.mode not in _MODES:
-                raise UnsupportedRequest(f"a picture of mode {opened.mode} is not supported; send 8 bits a channel")
-            ImageOps.exif_transpose(opened, in_place=True)
-            picture = opened.convert("RGB" if spec.channels == 3 else "L")
-    except InvalidRequest:
-        raise
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise TooLarge(f"the picture has too many pixels; at most {PIXELS_MAX} are allowed") from error
-    except Exception as error:  # Pillow's parsers raise nearly anything on damaged bytes
-        formats = ", ".join(FORMATS)
-        why = "" if isinstance(error, UnidentifiedImageError) else f": {error}"  # its text names a Python object
-        raise InvalidRequest(f"the {len(data)} bytes are no picture ({formats}) that can be decoded{why}") from error
+    with _translated(data), Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+        _check_pixels(*opened.size)
+        if opened.mode not in _MODES:
+            raise UnsupportedRequest(f"a picture of mode {opened.mode} is not supported; send 8 bits a channel")
+        ImageOps.exif_transpose(opened, in_place=True)
+        picture = opened.convert("RGB" if spec.channels == 3 else "L")
     pixels = np.asarray(_crop(_resize(picture, spec.resize), spec.crop), dtype=np.float32)
     pixels = pixels.reshape(spec.crop, spec.crop, spec.channels)
     values = (pixels - np.array(spec.mean, np.float32)) / np.array(spec.std, np.float32)
@@ -62,19 +58,47 @@ def prepare_image(data: bytes, spec: ImageSpec) -> Array:
     return np.ascontiguousarray(values)[np.newaxis]
 
 
+def decoding_bytes(data: bytes, spec: ImageSpec) -> int:
+    """The memory that `prepare_image` takes at its peak, by the picture's header; nothing is decoded. Its errors."""
+    with _translated(data), Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+        width, height = opened.size
+    _check_pixels(width, height)
+    resized = _resized(width, height, spec.resize)
+    _check_pixels(*resized)
+    return _PIXEL_BYTES * (width * height + math.prod(resized)) + 4 * math.prod(spec.shape)
+
+
+@contextmanager
+def _translated(data: bytes) -> Iterator[None]:
+    """Pillow's exceptions as ours."""
+    try:
+        yield
+    except InvalidRequest:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise TooLarge(f"the picture has too many pixels; at most {PIXELS_MAX} are allowed") from error
+    except Exception as error:  # Pillow's parsers raise nearly anything on damaged bytes
+        formats = ", ".join(FORMATS)
+        why = "" if isinstance(error, UnidentifiedImageError) else f": {error}"  # its text names a Python object
+        raise InvalidRequest(f"the {len(data)} bytes are no picture ({formats}) that can be decoded{why}") from error
+
+
 def _check_pixels(width: int, height: int) -> None:
     if width * height > PIXELS_MAX:
         raise TooLarge(f"the picture has {width} × {height} pixels; at most {PIXELS_MAX} in all are allowed")
 
 
 def _resize(picture: Image.Image, short: int) -> Image.Image:
-    """Short side to `short`, the other in proportion, rounded down (as torchvision does)."""
-    width, height = picture.size
-    if min(width, height) == short:
+    if min(picture.size) == short:
         return picture
-    size = (short, short * height // width) if width <= height else (short * width // height, short)
+    size = _resized(*picture.size, short)
     _check_pixels(*size)  # a long thin strip grows
     return picture.resize(size, Image.Resampling.BILINEAR)
+
+
+def _resized(width: int, height: int, short: int) -> tuple[int, int]:
+    """Short side to `short`, the other in proportion, rounded down (as torchvision does)."""
+    return (short, short * height // width) if width <= height else (short * width // height, short)
 
 
 def _crop(picture: Image.Image, side: int) -> Image.Image:

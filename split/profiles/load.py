@@ -59,6 +59,20 @@ def load_yaml(path: Path, kind: type[T], *, env: Mapping[str, str] | None = None
         raise ConfigError(_sentence(str(error), kind, value, origins)) from error
 
 
+def require_writable(key: str, folder: Path) -> None:
+    """Make the folder that `key` names, if need be; ConfigError when it cannot be made or written by this user."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{key}: {folder} cannot be made ({error.strerror}); choose a folder of this user's"
+        ) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"{key}: {folder} may not be written by user {os.geteuid()}; correct its owner or choose another folder"
+        )
+
+
 def _read(path: Path) -> tuple[dict[str, Any], dict[_Path, str]]:
     """The file's mapping, and for each path in it where it stands (`FILE:LINE`)."""
     try:

@@ -11,7 +11,7 @@ import pytest
 
 from split.errors import ConfigError
 from split.profiles.address import HostPort
-from split.profiles.load import load_yaml
+from split.profiles.load import load_yaml, require_writable
 
 
 class Inner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -184,3 +184,14 @@ def test_a_bad_address_cannot_be_built(text: str) -> None:
 )
 def test_a_good_address_has_a_host_and_a_port(text: str, host: str, port: int) -> None:
     assert (HostPort(text).host, HostPort(text).port, str(HostPort(text))) == (host, port, text)
+
+
+def test_a_folder_that_cannot_be_made_or_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_writable("state_dir", tmp_path / "made" / "here")
+    assert (tmp_path / "made" / "here").is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"cache_dir: .*/file/below cannot be made \(Not a directory\)"):
+        require_writable("cache_dir", tmp_path / "file" / "below")
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may write anywhere
+    with pytest.raises(ConfigError, match="state_dir: .* may not be written by user"):
+        require_writable("state_dir", tmp_path)
