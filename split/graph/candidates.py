@@ -112,12 +112,13 @@ def find_candidates(
     refused = troubles(model)
     locked = frozenset(refused) | {name for name, inputs in shown.items() if not demands.private.isdisjoint(inputs)}
     pins = _pins(model, demands, device)
-    weighed = weigh(model, device, cloud, locked=locked, pins=pins)
-    coded = weigh(model, device, cloud, locked=locked, pins=pins, coded=True)
+    values = _read_values(model)
+    weighed = _weigh(values, device, cloud, locked=locked, pins=pins)
+    coded = _weigh(values, device, cloud, locked=locked, pins=pins, coded=True)
     best = _inner(weighed, envelope(weighed))
     best_coded = [] if _proportional(weighed, coded) else _inner(coded, envelope(coded))
     forced = [
-        _inner(weighed, envelope(weigh(model, device, cloud, locked=locked | names, pins=pins)))
+        _inner(weighed, envelope(_weigh(values, device, cloud, locked=locked | names, pins=pins)))
         for names in _inputs_kept(model, shown)
     ]
     front = pareto(weighed)
@@ -152,22 +153,51 @@ def weigh(
     """The model as numbers, `model.nodes` numbered in their order. `locked`: values that must not cross; `coded`:
     floats count one byte each, as int8 ships them; else raw bytes. Only values that some node reads are tensors
     here."""
+    return _weigh(_read_values(model), device, cloud, locked=locked, pins=pins, coded=coded)
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A value that some node reads; all that several weighings of one model have in common."""
+
+    name: str
+    maker: int
+    readers: tuple[int, ...]
+    nbytes: int
+    coded_bytes: int
+
+
+def _read_values(model: Model) -> list[_Value]:
     readers: dict[str, list[int]] = {}
     for number, node in enumerate(model.nodes):
         for name in node.reads:
             readers.setdefault(name, []).append(number)
     makers = {name: number for number, node in enumerate(model.nodes) for name in node.makes}
+    return [
+        _Value(name, makers.get(name, INPUT), tuple(found), *_sizes(model, name)) for name, found in readers.items()
+    ]
+
+
+def _weigh(
+    values: Iterable[_Value],
+    device: Sequence[int],
+    cloud: Sequence[int],
+    *,
+    locked: frozenset[str],
+    pins: tuple[frozenset[int], frozenset[int]],
+    coded: bool = False,
+) -> Weighed:
     return Weighed(
         device=device,
         cloud=cloud,
         tensors=[
             Crossable(
-                maker=makers.get(name, INPUT),
-                readers=tuple(found),
-                nbytes=_coded_bytes(model, name) if coded else model.nbytes(name),
-                locked=name in locked,
+                maker=value.maker,
+                readers=value.readers,
+                nbytes=value.coded_bytes if coded else value.nbytes,
+                locked=value.name in locked,
             )
-            for name, found in readers.items()
+            for value in values
         ],
         on_device=pins[0],
         on_cloud=pins[1],
@@ -206,10 +236,12 @@ def head_weight_bytes(model: Model, members: int) -> int:
     return sum(_weights_of(model, bits(members)).values())
 
 
-def _coded_bytes(model: Model, name: str) -> int:
+def _sizes(model: Model, name: str) -> tuple[int, int]:
+    """Bytes of a value as it crosses: raw, and in int8 if it is a float."""
     spec = model.crossing(name)
     nbytes = model.nbytes(name)
-    return nbytes // spec.element_bytes if isinstance(spec, TensorSpec) and spec.dtype.startswith("FP") else nbytes
+    coded = isinstance(spec, TensorSpec) and spec.dtype.startswith("FP")
+    return nbytes, nbytes // spec.element_bytes if coded else nbytes
 
 
 def _inputs_kept(model: Model, shown: Mapping[str, frozenset[str]]) -> list[frozenset[str]]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations
 from math import gcd
@@ -128,6 +129,8 @@ class MinCut:
         """By block's start: the set of fewest bytes; None where locks leave no set."""
         self._known: dict[int, list[tuple[Fraction, int]]] = {}
         """By block's start: device weight / byte weight → the largest best set. It shrinks as the ratio grows."""
+        self._tied: dict[int, _Ties] = {}
+        """By block's start."""
         self.flows = 0
 
     def best(self, weights: Weights) -> Point | None:
@@ -209,7 +212,7 @@ class MinCut:
         device, per_byte, cloud = weights
         gains = {node: device * weighed.device[node] - cloud * weighed.cloud[node] for node in free}
         endless = 1 + sum(map(abs, gains.values())) + per_byte * sum(tensor.nbytes for tensor in block.tensors)
-        host = _hosts(block, gains, whole)
+        host = _hosts(self._ties(block), gains)
         number = {node: at for at, node in enumerate(node for node in free if host[node] == node)}
         vertex = {node: number[host[node]] for node in free}
         source, sink = len(number), len(number) + 1
@@ -232,6 +235,11 @@ class MinCut:
                 network.join(reader, maker, endless)
         _, side = network.min_cut(source, sink)
         return low | as_set(node for node in free if side[vertex[node]])
+
+    def _ties(self, block: Block) -> _Ties:
+        if block.start not in self._tied:
+            self._tied[block.start] = _ties_of(block)
+        return self._tied[block.start]
 
     @staticmethod
     def _join(
@@ -266,7 +274,32 @@ class MinCut:
                 network.join(once, reader, endless)
 
 
-def _hosts(block: Block, gains: Mapping[int, int], whole: int) -> dict[int, int]:
+@dataclass(frozen=True, slots=True)
+class _Ties:
+    """What the nodes of a block read, and who reads what they make."""
+
+    reads: Mapping[int, Sequence[Crossable]]
+    only_reader: Mapping[int, int]
+    """Nodes all of whose tensors go to one node → that node."""
+    made_bytes: Mapping[int, int]
+
+
+def _ties_of(block: Block) -> _Ties:
+    reads: dict[int, list[Crossable]] = {}
+    makes: dict[int, list[Crossable]] = {}
+    for tensor in block.tensors:
+        makes.setdefault(tensor.maker, []).append(tensor)
+        for reader in tensor.readers:
+            reads.setdefault(reader, []).append(tensor)
+    readers = {node: {reader for tensor in made for reader in tensor.readers} for node, made in makes.items()}
+    return _Ties(
+        reads,
+        {node: min(found) for node, found in readers.items() if len(found) == 1},
+        {node: sum(tensor.nbytes for tensor in made) for node, made in makes.items()},
+    )
+
+
+def _hosts(ties: _Ties, gains: Mapping[int, int]) -> dict[int, int]:
     """For each free node the node on whose side it is in every best set: itself, or its one reader.
 
     A node that costs the device more than the companion and makes no fewer bytes than it reads is in a best set only
@@ -274,31 +307,25 @@ def _hosts(block: Block, gains: Mapping[int, int], whole: int) -> dict[int, int]
     are on one side. So it is for the two as one node, and so on: what is left are the places where a graph gets
     narrower.
     """
-    reads: dict[int, list[Crossable]] = {}
-    makes: dict[int, list[Crossable]] = {}
-    for tensor in block.tensors:
-        makes.setdefault(tensor.maker, []).append(tensor)
-        for reader in tensor.readers:
-            reads.setdefault(reader, []).append(tensor)
     host = {node: node for node in gains}
     # What a node together with all it hosts reads from elsewhere, and what it costs more here than there.
-    outside: dict[int, dict[int, Crossable]] = {node: {} for node in gains}
+    outside: dict[int, dict[int, Crossable]] = {}
     cost = dict(gains)
     guests: dict[int, list[int]] = {}
     for node in sorted(gains):
-        inner = {node, *guests.get(node, ())}
-        mine = outside[node]
-        mine.update((id(tensor), tensor) for tensor in reads.get(node, ()) if tensor.maker not in inner)
-        made = makes.get(node, ())
-        readers = {reader for tensor in made for reader in tensor.readers}
-        if len(readers) != 1 or cost[node] <= 0 or any(tensor.locked for tensor in mine.values()):
+        reader = ties.only_reader.get(node)
+        if reader not in gains or cost[node] <= 0:
             continue
-        [reader] = readers
-        if reader not in gains or sum(t.nbytes for t in mine.values()) > sum(t.nbytes for t in made):
+        inner = {node, *guests.get(node, ())}
+        mine = outside.get(node, {})
+        mine.update((id(tensor), tensor) for tensor in ties.reads.get(node, ()) if tensor.maker not in inner)
+        if any(tensor.locked for tensor in mine.values()):
+            continue
+        if sum(tensor.nbytes for tensor in mine.values()) > ties.made_bytes[node]:
             continue
         host[node] = reader
         cost[reader] += cost[node]
-        outside[reader].update(mine)
+        outside.setdefault(reader, {}).update(mine)
         guests.setdefault(reader, []).extend(inner)
     for node in sorted(gains, reverse=True):
         host[node] = host[host[node]]
