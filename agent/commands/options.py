@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-from pathlib import Path
-from typing import Any
 
 from agent.http_client import DEFAULT_URL, DaemonClient
 from split.errors import InvalidRequest
@@ -27,16 +25,6 @@ def positive(text: str) -> float:
     if not 0.0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
     return value
-
-
-def save_plot(figure: Any, path: Path) -> None:
-    """Write a matplotlib figure; InvalidRequest when the file cannot be written or its ending is no picture's."""
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise InvalidRequest(f"the plot cannot be written to {path}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise InvalidRequest(f"--plot: {path} is no name for a picture, take one in .png or .svg ({error})") from None
 
 
 def _url(text: str) -> str:

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from agent.commands.model_argument import add_inputs_argument, add_model_argument, model_path
-from agent.commands.options import positive, save_plot
+from agent.commands.options import positive
 from agent.commands.profile import add_cache_argument, cache_folder, profiled, progress_bar
-from split.errors import InvalidRequest, UnsupportedRequest
+from split.errors import InvalidRequest
 from split.graph.card import ModelCard
 from split.plan.decide import decide, estimate_all
 from split.plan.observation import LinkEstimate, Observation, RemoteView
@@ -33,7 +33,6 @@ from split.workbench.inputs import read_inputs
 RTT_MS = 20.0
 RATE_MBIT_S = 50.0
 """A companion in the same country over a good home link: the middle of the range where the choice is contested."""
-SHOWN_IN_PLOT = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -221,23 +220,9 @@ def _text(chosen: PlanEstimate, others: list[PlanEstimate], reason: str, argumen
 
 
 def _plot(plans: list[PlanEstimate], title: str, path: Path) -> None:
-    """One bar a plan, its stages stacked; the chosen one on top, forbidden ones pale."""
+    from agent.commands.plan_plot import draw  # Pillow, which the table does without
+
     try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UnsupportedRequest("--plot needs matplotlib; install it with: pip install matplotlib") from None
-    shown = plans[:SHOWN_IN_PLOT][::-1]
-    figure = Figure(figsize=(10, 1 + 0.35 * len(shown)), layout="constrained")
-    axes = figure.subplots()
-    names = [str(plan.plan) for plan in shown]
-    left = np.zeros(len(shown))
-    for stage in plans[0].stages_ms:
-        width = np.array([plan.stages_ms[stage] for plan in shown])
-        if width.any():
-            bars = axes.barh(names, width, left=left, label=stage)
-            for bar, plan in zip(bars, shown, strict=True):
-                bar.set_alpha(1.0 if plan.allowed else 0.3)
-        left += width
-    axes.set(xlabel="predicted ms", title=title)
-    axes.legend()
-    save_plot(figure, path)
+        draw(plans, title, path)
+    except OSError as error:
+        raise InvalidRequest(f"the plot cannot be written to {path}: {error.strerror or error}") from None

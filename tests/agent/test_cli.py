@@ -196,21 +196,16 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("command", "place", "says"),
-    [
-        ("cuts", "/proc/nowhere/x.png", "cannot be written"),
-        ("plan", "/proc/nowhere/x.png", "cannot be written"),
-        ("plan", "{tmp}/plot.xyz", "is no name for a picture"),
-    ],
+    "command",
+    ["cuts", "plan"],
 )
 def test_a_plot_that_cannot_be_written_is_told(
-    isthmus: Callable[..., Said], model: Path, tmp_path: Path, command: str, place: str, says: str
+    isthmus: Callable[..., Said], model: Path, tmp_path: Path, command: str
 ) -> None:
-    pytest.importorskip("matplotlib")
     cache = ["--cache", tmp_path / "cache"] if command == "plan" else []
-    status, said = isthmus(command, model, "--plot", place.replace("{tmp}", str(tmp_path)), *cache)
+    status, said = isthmus(command, model, "--plot", "/proc/nowhere/x.png", *cache)
     assert status == 1
-    assert says in one_sentence(said)
+    assert "cannot be written" in one_sentence(said)
 
 
 @pytest.mark.parametrize(

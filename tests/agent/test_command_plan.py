@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from PIL import Image
 
 from agent.commands import plan
 from split.errors import ConfigError, InvalidRequest
@@ -117,3 +118,18 @@ def test_people_get_a_table_and_one_sentence_why(home: Path, capsys: pytest.Capt
     shown = capsys.readouterr().out
     assert "* local" in shown
     assert "why: local is expected first" in shown
+
+
+def test_the_plot_has_a_bar_for_each_plan_as_long_as_the_plan_takes(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = ask(home, capsys, "--plot", str(home / "plan.png"))
+    with Image.open(home / "plan.png") as picture:
+        assert picture.format == "PNG"
+        pixels = np.asarray(picture.convert("RGB")).astype(int)
+    times = [each["predicted_ms"] for each in (found["chosen"], *found["runners_up"])][:20]
+    assert pixels.shape == (96 + 26 * len(times) + 48, 1000, 3)
+    for row, ms in enumerate(times):
+        line = pixels[96 + 26 * row + 13, 250:870]  # where bars are: the longest ends at the right edge
+        coloured = np.flatnonzero(np.ptp(line, axis=1) > 20)
+        assert coloured.size == pytest.approx(620 * ms / max(times), abs=4)
