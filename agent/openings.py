@@ -20,12 +20,13 @@ from typing import Final
 from agent.golden import Golden
 from agent.planner import Planner
 from agent.repository import ServedModel
-from split.codec.golden import differs
+from split.codec.golden import SELF_DIFFERENCE_MAX, bound_of, differs
 from split.codec.image import image_fingerprint
 from split.codec.payload import decode
 from split.errors import CompanionRefused, ConnectionLost, InvalidModel, IsthmusError, RemoteProtocolError
 from split.graph.card import CutCard
 from split.runtime.kernels import kernel_answers, kernels_differ
+from split.tensor import Tensors
 from split.transport.channel import Channel
 from split.transport.retry import Backoff
 from split.wire.messages import (
@@ -189,7 +190,7 @@ class Openings:
         if not are_times(answer.whole_ms, answer.image_ms):
             raise RemoteProtocolError(f"the companion says it needs {answer.whole_ms}, {answer.image_ms} ms")
         theirs = decode(memoryview(answer.golden), max_bytes=GOLDEN_BYTES_MAX)
-        if (why := differs(theirs, await self._golden.run(model, None))) is not None:
+        if (why := _difference(model, theirs, await self._golden.run(model, None))) is not None:
             raise CompanionRefused("DIFFERENT_NUMBERS", f"the companion computes this model differently: {why}")
         self._planner.companion_ready(model.name, answer.whole_ms, answer.image_ms)
 
@@ -224,7 +225,7 @@ class Openings:
         if not are_times(answer.tail_ms):
             raise RemoteProtocolError(f"the companion says it needs {answer.tail_ms} ms")
         theirs = decode(memoryview(answer.golden), max_bytes=GOLDEN_BYTES_MAX)
-        if (why := differs(theirs, await self._golden.run(model, cut.id))) is not None:
+        if (why := _difference(model, theirs, await self._golden.run(model, cut.id))) is not None:
             raise CompanionRefused("DIFFERENT_NUMBERS", f"the companion computes this cut differently: {why}")
         self._planner.segment_ready(model.name, cut.id, answer.tail_ms)
 
@@ -238,6 +239,19 @@ class Openings:
             yield queue
         finally:
             del self._answers[key]
+
+
+def _difference(model: ServedModel, theirs: Tensors, ours: Tensors) -> str | None:
+    """Why golden outputs are not of the same computation, as a sentence; None when they are."""
+    assert model.profile is not None, "a model is shared once it is profiled"
+    itself = model.profile.self_difference
+    why = differs(theirs, ours, bound_of(itself))
+    if why is not None and itself > SELF_DIFFERENCE_MAX:
+        why += (
+            f"; the model is not reproducible (it differs from itself by {itself:.2g} when only the order of its sums "
+            "changes), so a companion must answer the same bit for bit"
+        )
+    return why
 
 
 def are_times(*ms: float) -> bool:

@@ -382,6 +382,7 @@ class Planner:
             "cloud_drift": model.cloud.ratio,
             "local_only_reason": self._why_local(model),
             "cuts_not_open": dict(model.cuts_not_open),
+            "self_difference": model.profile.self_difference,
         }
 
     # -- inside -------------------------------------------------------------------------------------------------------

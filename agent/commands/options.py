@@ -12,7 +12,7 @@ from split.errors import InvalidRequest
 def add_url_argument(parser: argparse.ArgumentParser) -> None:
     """`--url`, which `DaemonClient` takes."""
     parser.add_argument(
-        "--url", type=_url, default=DEFAULT_URL, help="http://HOST:PORT or unix:///PATH (default: %(default)s)"
+        "--url", type=daemon_url, default=DEFAULT_URL, help="http://HOST:PORT or unix:///PATH (default: %(default)s)"
     )
 
 
@@ -27,7 +27,8 @@ def positive(text: str) -> float:
     return value
 
 
-def _url(text: str) -> str:
+def daemon_url(text: str) -> str:
+    """An address that `DaemonClient` takes; for argparse's `type`."""
     try:
         DaemonClient(text)
     except InvalidRequest as error:

@@ -1,7 +1,8 @@
 """`isthmus plan MODEL`: what would be chosen on a given link, stage by stage, and why not the others.
 
 Uses what was measured of the model on this machine (measures it when nothing was); the companion is assumed to be a
-machine like this one, times `--cloud-speedup`. Nothing is sent and no daemon is asked.
+machine like this one, times `--cloud-speedup`. No daemon is asked, but with `--url` whether the one there shares the
+model with its companion, and if not, why.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ import argparse
 import dataclasses
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from agent.commands.model_argument import add_inputs_argument, add_model_argument, model_path
-from agent.commands.options import positive
+from agent.commands.options import daemon_url, positive
 from agent.commands.profile import add_cache_argument, cache_folder, profiled, progress_bar
+from agent.http_client import DaemonClient
 from split.errors import InvalidRequest
 from split.graph.card import ModelCard
 from split.plan.decide import decide, estimate_all
@@ -53,6 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="the picture comes encoded in N bytes; 0: it comes as a tensor (default: as is typical for the contract)",
     )
+    parser.add_argument(
+        "--url", type=daemon_url, help="a running daemon: plans that its companion does not share are not allowed"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the stages of the best plans")
 
@@ -67,10 +73,10 @@ def run(arguments: argparse.Namespace) -> int:
     table = PlanTable.build(card, profile, contract)
     table = table.with_compute(tail_ms=table.costs[Column.TAIL] / arguments.cloud_speedup)
     observation = _observation(table, profile, arguments)
-    decision = decide(table, observation, facts)
-    plans = sorted(
-        _estimates(table, observation, facts, profile), key=lambda plan: (not plan.allowed, plan.predicted_ms)
-    )
+    shared = {} if arguments.url is None else _daemons_model(arguments.url, path)
+    decision = decide(table, _as_shared(observation, table, shared), facts)
+    plans = [_unless_refused(plan, shared) for plan in _estimates(table, observation, facts, profile)]
+    plans.sort(key=lambda plan: (not plan.allowed, plan.predicted_ms))
     reason = decision.reason + _why_not_split(card, decision, plans)
     others = [plan for plan in plans if plan.plan != decision.chosen.plan]
     if arguments.plot is not None:
@@ -139,6 +145,41 @@ def _observation(table: PlanTable, profile: ModelProfile, arguments: argparse.Na
             opened=np.ones(len(table), dtype=np.bool_),
         ),
     )
+
+
+def _daemons_model(url: str, path: Path) -> Mapping[str, Any]:
+    """What the daemon's status says of this model, by the name of its folder in the repository."""
+    models = DaemonClient(url).get("/v2/isthmus/status").get("models") or ()
+    name = path.absolute().parent.parent.name
+    found: dict[str, Any] | None = next((model for model in models if model.get("name") == name), None)
+    if found is None:
+        raise InvalidRequest(
+            f"--url: the daemon at {url} has no model {name!r} (named as the folder of {path} is in a repository), it "
+            f"has {', '.join(str(model.get('name')) for model in models) or 'none'}"
+        )
+    return found
+
+
+def _as_shared(observation: Observation, table: PlanTable, model: Mapping[str, Any]) -> Observation:
+    """With what the daemon's companion does not share left out, for the reason that the daemon has."""
+    if why := _why_local(model):
+        return dataclasses.replace(observation, remote=None, remote_why_not=str(why))
+    closed = model.get("cuts_not_open") or {}
+    opened = np.array([plan.cut not in closed for plan in table.plans], dtype=np.bool_)
+    assert observation.remote is not None
+    return dataclasses.replace(observation, remote=dataclasses.replace(observation.remote, opened=opened))
+
+
+def _why_local(model: Mapping[str, Any]) -> str:
+    return str(model.get("local_only_reason") or model.get("reason") or "")
+
+
+def _unless_refused(plan: PlanEstimate, model: Mapping[str, Any]) -> PlanEstimate:
+    """The same plan, not allowed where the daemon's companion does not share the model or this cut."""
+    why = _why_local(model) or str((model.get("cuts_not_open") or {}).get(plan.plan.cut, ""))
+    if not why or not plan.allowed or plan.plan.placement is Placement.LOCAL:
+        return plan
+    return dataclasses.replace(plan, allowed=False, why_not=why)
 
 
 def _slowdown_of(name: str) -> float:

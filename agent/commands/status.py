@@ -51,6 +51,8 @@ def _lines(status: Mapping[str, Any]) -> Iterator[str]:
             f"{_number(model.get('p50_ms')):>8}  {_note(model)}"
         )
         yield row.rstrip()
+        for cut, why in sorted((model.get("cuts_not_open") or {}).items()):
+            yield f"{'':<28} cut {cut} is not open at the companion: {why}"
 
 
 def _device(status: Mapping[str, Any]) -> str:

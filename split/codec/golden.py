@@ -15,6 +15,10 @@ import numpy as np
 from split.tensor import NUMPY_DTYPES, Array, Tensors, TensorSpec, relative_difference
 
 SAMPLE_ELEMENTS: Final = 4096
+SAME: Final = 1e-5
+"""Largest relative difference of two computations that count as the same (DESIGN §8, I2)."""
+SELF_DIFFERENCE_MAX: Final = 1e-3
+"""A model that differs more from itself is not reproducible: what saturates may differ by no more."""
 
 
 def golden_inputs(specs: Sequence[TensorSpec], dims: Mapping[str, int]) -> Tensors:
@@ -54,7 +58,13 @@ def sample(tensors: Mapping[str, Array]) -> Tensors:
     return {name: values[:: max(1, -(-values.size // SAMPLE_ELEMENTS))].copy() for name, values in flat.items()}
 
 
-def differs(found: Mapping[str, Array], expected: Mapping[str, Array], bound: float = 1e-5) -> str | None:
+def bound_of(self_difference: float) -> float:
+    """How far two honest sides may be apart on a model that differs so far from itself when only the order of its sums
+    changes: twice that, at least `SAME`; nothing at all where the model is not reproducible."""
+    return max(SAME, 2 * self_difference) if self_difference <= SELF_DIFFERENCE_MAX else 0.0
+
+
+def differs(found: Mapping[str, Array], expected: Mapping[str, Array], bound: float = SAME) -> str | None:
     """Why two sets of golden outputs are not the same computation, as a sentence; None when they are.
 
     Floats may have a `relative_difference` up to `bound`, everything else must be equal.

@@ -240,8 +240,9 @@ def _sizes(model: Model, name: str) -> tuple[int, int]:
     """Bytes of a value as it crosses: raw, and in int8 if it is a float."""
     spec = model.crossing(name)
     nbytes = model.nbytes(name)
-    coded = isinstance(spec, TensorSpec) and spec.dtype.startswith("FP")
-    return nbytes, nbytes // spec.element_bytes if coded else nbytes
+    if isinstance(spec, TensorSpec) and spec.dtype.startswith("FP"):
+        return nbytes, nbytes // spec.element_bytes
+    return nbytes, nbytes
 
 
 def _inputs_kept(model: Model, shown: Mapping[str, frozenset[str]]) -> list[frozenset[str]]:

@@ -314,7 +314,7 @@ def _hosts(ties: _Ties, gains: Mapping[int, int]) -> dict[int, int]:
     guests: dict[int, list[int]] = {}
     for node in sorted(gains):
         reader = ties.only_reader.get(node)
-        if reader not in gains or cost[node] <= 0:
+        if reader is None or reader not in gains or cost[node] <= 0:
             continue
         inner = {node, *guests.get(node, ())}
         mine = outside.get(node, {})

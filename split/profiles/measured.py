@@ -12,7 +12,7 @@ import msgspec
 from split.errors import InvalidModel
 from split.ids import CutId, ModelDigest
 
-PROFILE_VERSION = 3
+PROFILE_VERSION = 4
 
 GOLDEN_RUNS = "golden-runs.msgpack"
 
@@ -82,6 +82,9 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
     """Typical size of an encoded input (a JPEG as received); 0 where the model takes none."""
     output_bytes: int
     cuts: tuple[CutCosts, ...]
+    self_difference: float = 0.0
+    """Largest relative difference of the whole to itself without the runtime's optimisations and with one thread, over
+    the golden requests: what another machine's order of sums may change. 0.0 for a model that computes in integers."""
     golden: tuple[int, str] = (0, "")
     """(bytes, sha256 hex) of the file with the `GoldenRuns`, without which no profile is read back."""
 

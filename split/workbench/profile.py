@@ -16,6 +16,7 @@ import functools
 import logging
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from split.codec.fidelity import MEASURES, divergence
-from split.codec.golden import sample
+from split.codec.golden import SAME, sample
 from split.codec.image import prepare_image
 from split.codec.payload import decode, encode
 from split.errors import EngineFailed, InvalidModel, InvalidRequest
@@ -62,8 +63,6 @@ ROUNDS_BUDGET_S: Final = 36.0
 CUT_BUDGET_S: Final = 1.0
 """Timing of all cuts together, and at most each: a dozen cuts of a 10 ms model get 25 rounds in a quarter of a
 minute."""
-SAME: Final = 1e-5
-"""Largest relative difference of head ∘ tail to the whole (DESIGN §8, I2)."""
 _PAYLOAD_BYTES_MAX: Final = 1 << 40
 
 
@@ -114,6 +113,7 @@ def profile_model(
     compared, must_travel = inputs_to_compare(card, whole, golden, dims)
     on_progress("profiling the model's nodes", 0.04)
     shares = head_shares(card, folder, first.inputs, engine=engine, threads=tuning.threads)
+    self_difference = _self_difference(card, whole, engine, [compared, *(request.inputs for request in golden[:2])])
     runs: dict[CutId, bytes] = {}
     found: dict[CutId, _Found] = {}
     spending = Spending(whole_ms=whole_ms[0], requests=len(golden), budget_s=budget_s)
@@ -170,6 +170,7 @@ def profile_model(
         encoded_bytes=encoded_bytes,
         output_bytes=_size(encode(first.outputs, "raw")),
         cuts=_cut_costs([cut.id for cut in card.cuts if cut.id in found], found, shares, typical_ms),
+        self_difference=self_difference,
         golden=golden_file,
     )
     write_golden(golden, folder / "golden.npz")
@@ -184,6 +185,25 @@ def _as_cut(engine: Engine) -> TunedOpener:
 
 def _runs(segment: Segment, feeds: Tensors) -> Callable[[], object]:
     return lambda: segment.run(feeds)
+
+
+def _self_difference(card: ModelCard, whole: Segment, engine: Engine, requests: Sequence[Tensors]) -> float:
+    """How far the whole is from itself as it stands in the file, one thread and nothing fused, on these requests.
+
+    0.0 for a model that computes in integers: they sum alike in any order, and unfused it would compute in floats.
+    """
+    if card.integer:
+        return 0.0
+    worst = 0.0
+    try:
+        plain = engine.open_optimised(Path(card.path), threads=1, prepack=True)
+        for inputs in requests:
+            expected = whole.run(inputs)
+            worst = max(worst, worst_difference(plain.run(inputs), expected, list(expected)))
+        plain.close()
+    except (InvalidModel, EngineFailed) as error:
+        log.warning("it is not known how far the model is from itself, it does not run unfused: %s", error)
+    return min(worst, sys.float_info.max)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -410,6 +410,44 @@ async def test_a_model_computed_differently_is_never_shared_on_this_connection(t
         assert world.count(SegmentOpen) == 0
 
 
+def self_differing(folder: Path, by: float) -> ServedModel:
+    served = model(folder)
+    assert served.profile is not None
+    return dataclasses.replace(served, profile=msgspec.structs.replace(served.profile, self_difference=by))
+
+
+@pytest.mark.parametrize(
+    ("self_difference", "off_by", "why"),
+    [
+        (0.0, 0.9e-5, ""),
+        (0.0, 1.1e-5, "allowed is 1e-05"),
+        (6e-5, 1.1e-4, ""),  # PP-OCRv4-det, with other sums on either side
+        (6e-5, 1.3e-4, "allowed is 0.00012"),
+        (0.02, 0.0, ""),  # M-LSD
+        (0.02, 2e-7, "not reproducible (it differs from itself by 0.02"),
+    ],
+)
+def test_two_sides_may_be_twice_as_far_apart_as_the_model_is_from_itself(
+    tmp_path: Path, self_difference: float, off_by: float, why: str
+) -> None:
+    theirs = {"y": np.array([1.0, 2.0 * (1 + off_by)], np.float32)}
+
+    def slightly_off(offer: ModelOffer, before: int) -> Sequence[Message]:
+        return ModelNeed(digest=offer.digest, missing=()), ModelReady(
+            digest=offer.digest, golden=joined(theirs), whole_ms=10.0
+        )
+
+    async def main() -> None:
+        async with running(World(tmp_path, on_offer=slightly_off), self_differing(tmp_path, self_difference)) as world:
+            await asyncio.sleep(100)
+            assert why in world.why()
+            assert bool(world.why()) is bool(why)
+            shown = world.planner.snapshot(world.now)["models"]["m"]
+            assert shown["self_difference"] == self_difference
+
+    run_in_virtual_time(main())
+
+
 @story
 async def test_local_only_models_are_never_offered(tmp_path: Path) -> None:
     private = model(tmp_path, contract=Contract(data=Data(privacy="local-only")))

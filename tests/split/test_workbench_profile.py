@@ -26,7 +26,7 @@ from split.profiles.contract import Contract, Data, InputContract, contract_besi
 from split.profiles.image_spec import ImageSpec
 from split.profiles.measured import GOLDEN_RUNS, GoldenRuns, ModelProfile, Tuning, read_golden_runs, read_profile
 from split.runtime.engine import Segment
-from split.runtime.segment import OrtEngine
+from split.runtime.segment import OrtEngine, OrtSegment
 from split.tensor import Array, Tensors, TensorSpec
 from split.workbench.child import run_child_sync
 from split.workbench.golden import profile_basis, typical_jpeg
@@ -117,6 +117,28 @@ def test_each_part_and_codec_has_its_cost_and_the_file_holds_what_was_returned(t
     assert profile.holds_for(**here)  # type: ignore[arg-type]  # a digest is a str
     for other in here:
         assert not profile.holds_for(**here | {other: "another"})  # type: ignore[arg-type]  # as above
+
+
+class Unfused(OrtEngine):
+    """A runtime that without its optimisations computes a ten-thousandth more."""
+
+    def open_optimised(self, path: Path, *, threads: int, spin_us: int = 0, prepack: bool) -> OrtSegment:
+        write(
+            path.with_name("unfused.onnx"),
+            WHOLE.replace("y = Neg(a)", "b = Neg(a) y = Mul(b, c)").replace(
+                "(float[N, 1024] y)", "(float[N, 1024] y) <float[1] c = {1.0001}>"
+            ),
+        )
+        return super().open_optimised(path.with_name("unfused.onnx"), threads=threads, prepack=prepack)
+
+
+@pytest.mark.parametrize(("engine", "expected"), [(OrtEngine(), 0.0), (Unfused(), 1e-4)])
+def test_the_profile_says_how_far_the_model_is_from_itself_without_optimisations(
+    tmp_path: Path, engine: OrtEngine, expected: float
+) -> None:
+    card = lay_out(tmp_path)
+    profile = profile_model(card, tmp_path / "parts", inputs=requests(2), engine=engine, tunings=[Tuning(threads=1)])
+    assert profile.self_difference == pytest.approx(expected, rel=1e-2)
 
 
 def test_everything_is_measured_with_the_threads_that_were_found_best(tmp_path: Path) -> None:
