@@ -48,6 +48,50 @@ def test_o_rt_04_strings_leak_nothing(tmp_path: Path) -> None:
     assert min(growth) <= 6 * 1024, growth
 
 
+MANY_SHAPES = """
+import random, sys
+from pathlib import Path
+import numpy as np
+from split.runtime.segment import OrtEngine
+segment = OrtEngine().open(Path(sys.argv[1]), threads=1)
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+def ask(height, width):
+    segment.run({"x": np.zeros((1, 3, height, width), np.float32)})
+dice = random.Random(3)
+ask(400, 400)
+print(resident())
+for number in range(1, 501):
+    ask(dice.randint(32, 400), dice.randint(32, 400))
+    if number in (100, 500):
+        print(resident())
+for _ in range(100):
+    ask(8, 8)
+print(resident())
+"""
+
+
+def test_o_rt_03_every_new_shape_takes_no_more_memory(tmp_path: Path) -> None:
+    """In a process of its own; that a request beyond the budget of bytes is refused is tested with the HTTP server."""
+    weights = ", ".join("0.1" for _ in range(16 * 27))
+    text = (
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[1, 3, H, W] x) => (float[1, 3, P, Q] y) '
+        f"<float[16, 3, 3, 3] w = {{{weights}}}, float[3, 16, 3, 3] v = {{{weights}}}> "
+        "{ a = Conv<pads = [1, 1, 1, 1]>(x, w)  b = Relu(a)  y = Conv<pads = [1, 1, 1, 1]>(b, v) }"
+    )
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
+    done = subprocess.run(
+        [sys.executable, "-c", MANY_SHAPES, str(tmp_path / "model.onnx")],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+    )
+    biggest, hundred, all_of_them, tiny = (int(line) for line in done.stdout.split())
+    assert all_of_them <= 1.1 * hundred
+    assert tiny <= 1.3 * biggest
+
+
 def test_o_rt_08_no_process_of_ours_is_forked(tmp_path: Path) -> None:
     """A session does not survive a fork: children are programs started anew (`asyncio.create_subprocess_exec`)."""
     for place in ("agent", "cloud", "split"):

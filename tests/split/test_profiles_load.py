@@ -193,5 +193,5 @@ def test_a_folder_that_cannot_be_made_or_written_is_named(tmp_path: Path, monkey
     with pytest.raises(ConfigError, match=r"cache_dir: .*/file/below cannot be made \(Not a directory\)"):
         require_writable("cache_dir", tmp_path / "file" / "below")
     monkeypatch.setattr("os.access", lambda *_: False)  # root may write anywhere
-    with pytest.raises(ConfigError, match="state_dir: .* may not be written by user"):
+    with pytest.raises(ConfigError, match=r"state_dir: .* may not be written by user"):
         require_writable("state_dir", tmp_path)
