@@ -90,6 +90,12 @@ class _Waiting:
     """What the companion is expected to need of the time."""
 
 
+def _seen(future: asyncio.Future[RemoteReply]) -> None:
+    """An error that comes at the very moment of the request's deadline finds nobody who waits; that is no news."""
+    if not future.cancelled():
+        future.exception()
+
+
 class Uplink:
     """Lives as long as the daemon. All methods are called on its event loop."""
 
@@ -172,6 +178,7 @@ class Uplink:
         except TooLarge as error:  # no mistake of the caller's: the device takes what the companion does not
             raise CompanionRefused(error.code, f"the companion {self.address} does not take it: {error}") from error
         future = asyncio.get_running_loop().create_future()
+        future.add_done_callback(_seen)
         size = sum(memoryview(part).nbytes for part in payload)
         self._waiting[message.request_id, message.attempt] = _Waiting(
             future=future,

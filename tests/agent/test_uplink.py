@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import itertools
 import math
 from collections import deque
@@ -848,3 +849,18 @@ async def test_without_companions_nothing_is_dialled_and_the_reason_is_shown(tmp
         await asyncio.sleep(10)
         assert world.dialled == []
         assert world.why() == world.uplink.state == "no companion configured"
+
+
+@story
+async def test_a_refusal_that_nobody_waits_for_any_more_is_no_line_in_the_log(tmp_path: Path) -> None:
+    said: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+    async with running(World(tmp_path)) as world:
+        await world.until(lambda: world.why() == "")
+        reply = world.ask()
+        await world.until(lambda: world.count(Infer) == 1)
+        world.companion_end.send(Refused(code="DEADLINE_EXCEEDED", message="too late", request_id="1", attempt=1))
+        await world.until(reply.done)
+        del reply
+        gc.collect()
+    assert said == []
