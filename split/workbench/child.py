@@ -190,7 +190,8 @@ def _end(pid: int) -> None:
 
 def _argv(command: Sequence[str], limits: Limits) -> list[str]:
     bounds = (limits.memory_bytes, limits.cpu_s, os.getpid())
-    return [sys.executable, "-m", "split.workbench", *map(str, bounds), *command]
+    # -P: a folder `split` or a file `numpy.py` in the working directory is not ours.
+    return [sys.executable, "-P", "-m", "split.workbench", *map(str, bounds), *command]
 
 
 def _environment() -> dict[str, str]:

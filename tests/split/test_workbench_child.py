@@ -55,6 +55,17 @@ async def test_it_works_from_any_working_directory(model: Path, monkeypatch: pyt
     assert len(json.loads(out.read_bytes())["cuts"]) == 1
 
 
+async def test_packages_that_lie_in_the_working_directory_are_not_taken_for_ours(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("split.py", "numpy.py", "json.py"):
+        (model.parent / name).write_text("raise SystemExit('not ours')")
+    monkeypatch.chdir(model.parent)
+    out = model.parent / "cuts.json"
+    await run_child(["cuts", str(model), "--out", str(out)], timeout_s=60)
+    assert len(json.loads(out.read_bytes())["cuts"]) == 1
+
+
 async def test_the_childs_error_keeps_its_type_and_sentence(model: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidModel, match=r"gone\.onnx is not a file"):
         await run_child(["prepare", str(tmp_path / "gone.onnx"), "--folder", str(tmp_path)], timeout_s=60)
