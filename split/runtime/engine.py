@@ -20,10 +20,6 @@ class Segment(Protocol):
     @property
     def outputs(self) -> tuple[str, ...]: ...
 
-    @property
-    def providers(self) -> tuple[str, ...]:
-        """Execution providers that the nodes really landed on, first choice first."""
-
     def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> Tensors:
         """Run once. InvalidRequest for feeds the model does not take, EngineFailed for anything else."""
 

@@ -202,7 +202,6 @@ class OrtEngine:
             options.add_session_config_entry("session.intra_op.spin_duration_us", str(spin_us))
             # Without it they spin on after the run: six times the CPU per paced request (46 ms instead of 8).
             options.add_session_config_entry("session.force_spinning_stop", "1")
-        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         options.add_session_config_entry("session.use_env_allocators", "1")
         return options
 
@@ -241,7 +240,6 @@ class OrtSegment:
         self._plain = all(spec.dtype != "BYTES" for spec in self.input_specs)
         self._outputs = [spec.name for spec in self.output_specs]
         self._texts = frozenset(spec.name for spec in self.output_specs if spec.dtype == "BYTES")
-        self._providers = _landed_on(session)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -250,10 +248,6 @@ class OrtSegment:
     @property
     def outputs(self) -> tuple[str, ...]:
         return tuple(self._outputs)
-
-    @property
-    def providers(self) -> tuple[str, ...]:
-        return self._providers
 
     def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> Tensors:
         """Run once; `outputs` names what is wanted (None: everything), in that order.

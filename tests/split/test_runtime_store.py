@@ -15,7 +15,7 @@ from split.tensor import Array, Tensors
 
 
 class Opened:
-    inputs = outputs = providers = ()
+    inputs = outputs = ()
 
     def __init__(self) -> None:
         self.closed = False

@@ -168,7 +168,7 @@ class Slow:
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
-        self.inputs, self.outputs, self.providers = segment.inputs, segment.outputs, segment.providers
+        self.inputs, self.outputs = segment.inputs, segment.outputs
 
     def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> Tensors:
         for _ in range(100):
