@@ -264,12 +264,22 @@ class Killing:
     back_after_s: float | None = None
     """From its restart to the first answer with its help."""
 
+    @property
+    def failure(self) -> str:
+        """What must not happen whatever becomes of the companion, as a sentence; empty when it did not."""
+        if not self.answered:
+            why = f", the first because: {self.lost[0]}" if self.lost else ""
+            return f"none of {KILL_REQUESTS} requests was answered{why}"
+        if self.lost or self.wrong:
+            return f"of {KILL_REQUESTS} requests {len(self.lost)} were lost and {self.wrong} got a wrong label"
+        return ""
+
     def as_json(self) -> dict[str, Any]:
         return {
             "requests": KILL_REQUESTS,
             "answered": len(self.answered),
             "lost": len(self.lost),
-            "slowest_ms": _rounded(max(a.took_ms for a in self.answered)),
+            "slowest_ms": _rounded(max((a.took_ms for a in self.answered), default=None)),
         }
 
 
@@ -359,7 +369,7 @@ def show_killing(console: Console, killing: Killing) -> None:
     console.print(
         f"\n[bold]{KILL_REQUESTS} requests while the companion was killed (SIGKILL) and restarted[/]: "
         f"answered {len(killing.answered)}, lost {len(killing.lost)}, wrong label {killing.wrong}, "
-        f"slowest {max(a.took_ms for a in killing.answered):.0f} ms"
+        f"slowest {_ms(max((a.took_ms for a in killing.answered), default=None))} ms"
     )
     answered_by = ", ".join(f"{placement} {count}" for placement, count in placements.most_common())
     back = "not yet" if killing.back_after_s is None else f"{killing.back_after_s:.1f} s after the restart"
@@ -368,8 +378,8 @@ def show_killing(console: Console, killing: Killing) -> None:
         console.print(f"lost: {error}", style="red")
 
 
-def run(console: Console, folder: Path) -> dict[str, Any]:
-    """The whole story; the JSON of DESIGN §7."""
+def run(console: Console, folder: Path) -> tuple[dict[str, Any], str]:
+    """The whole story: what was measured, and what went wrong while the companion died (empty: nothing)."""
     console.print(f"[bold]Isthmus[/]: one photo, one network, two processes. {LABEL}.\n")
     lay_models(folder / "models", "any")
     inputs = make_inputs()
@@ -408,7 +418,7 @@ def run(console: Console, folder: Path) -> dict[str, Any]:
             wait_for_companion(pair, client, inputs["tensor"])
         killing = kill_under_load(pair, inputs["tensor"], verdicts[0].top1)
         show_killing(console, killing)
-    return {"label": LABEL, "conditions": [v.as_json() for v in verdicts], "kill": killing.as_json()}
+    return {"label": LABEL, "conditions": [v.as_json() for v in verdicts], "kill": killing.as_json()}, killing.failure
 
 
 def main() -> int:
@@ -420,7 +430,7 @@ def main() -> int:
         console = Console(width=150)
     with tempfile.TemporaryDirectory(prefix="isthmus-demo-") as folder:
         try:
-            found = run(console, Path(folder))
+            found, failure = run(console, Path(folder))
         except (NotStarted, models.Unavailable) as error:
             print(f"scripts/demo: {error}", file=sys.stderr)
             return 1
@@ -428,6 +438,9 @@ def main() -> int:
             return 130
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    if failure:
+        print(f"scripts/demo: {failure}", file=sys.stderr)
+        return 1
     model = f".cache/models/repository/{MODEL}/1/model.onnx"
     console.print("\nTry next:", style="bold")
     console.print(f"  .venv/bin/isthmus cuts {model}", highlight=False)
