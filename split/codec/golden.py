@@ -15,6 +15,13 @@ import numpy as np
 from split.tensor import NUMPY_DTYPES, Array, Tensors, TensorSpec, relative_difference
 
 SAMPLE_ELEMENTS: Final = 4096
+"""Of one tensor, where all samples fit in `SAMPLES_BYTES`."""
+SAMPLES_BYTES: Final = 896 * 1024
+"""All samples of one run together: they travel in a message's metadata, which has 1 MiB."""
+_TENSOR_BYTES: Final = 128
+"""Of a tensor beside its name and its values."""
+_TEXT_BYTES: Final = 16
+"""Of a BYTES element, about."""
 SAME: Final = 1e-5
 """Largest relative difference of two computations that count as the same (DESIGN §8, I2)."""
 SELF_DIFFERENCE_MAX: Final = 1e-3
@@ -53,9 +60,16 @@ def _splitmix64(name: str, count: int) -> Array:
 
 
 def sample(tensors: Mapping[str, Array]) -> Tensors:
-    """At most `SAMPLE_ELEMENTS` elements of each tensor, at a fixed stride from the first, as one flat array each."""
+    """At most `SAMPLE_ELEMENTS` elements of each tensor, at a fixed stride from the first, as one flat array each.
+
+    Of many tensors fewer each, so that all fit in `SAMPLES_BYTES`; at least one. How many is decided by the names and
+    element types alone, so two sides take the same ones.
+    """
+    sizes = [_TEXT_BYTES if array.dtype.kind == "O" else array.dtype.itemsize for array in tensors.values()]
+    room = SAMPLES_BYTES - sum(_TENSOR_BYTES + len(name.encode()) for name in tensors)
+    most = max(1, min(SAMPLE_ELEMENTS, room // max(1, sum(sizes))))
     flat = {name: array.reshape(-1) for name, array in tensors.items()}
-    return {name: values[:: max(1, -(-values.size // SAMPLE_ELEMENTS))].copy() for name, values in flat.items()}
+    return {name: values[:: max(1, -(-values.size // most))].copy() for name, values in flat.items()}
 
 
 def bound_of(self_difference: float) -> float:

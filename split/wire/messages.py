@@ -81,7 +81,7 @@ class ModelReady(_Meta, tag="model-ready", frozen=True, kw_only=True):
 
     digest: str
     golden: bytes
-    """Sampled golden outputs of the whole on the companion."""
+    """Sampled golden outputs of the whole on the companion; what is sampled: `split.codec.golden.sample`."""
     whole_ms: float
     image_ms: float = 0.0
 

@@ -21,7 +21,7 @@ import numpy as np
 from PIL import Image
 
 from split.codec.fidelity import MEASURES
-from split.codec.golden import golden_inputs
+from split.codec.golden import SAMPLE_ELEMENTS, SAMPLES_BYTES, golden_inputs
 from split.codec.image import prepare_image
 from split.errors import EngineFailed, InvalidModel, InvalidRequest
 from split.graph.card import ModelCard
@@ -90,13 +90,13 @@ def inputs_beside(model_path: Path) -> Tensors | None:
 
 def profile_basis(model_path: Path, contract: Contract | None) -> str:
     """16 hex digits over what a profile depends on besides model, runtime and device: the golden requests that lie
-    beside the model, the pictures that the contract takes and the threads that it wants, the measures of fidelity.
-    Reads the files.
+    beside the model, the pictures that the contract takes and the threads that it wants, the measures of fidelity, how
+    runs are sampled. Reads the files.
 
     None stands for a contract without pictures and with threads by measurement. Requests that were given
     (`--inputs`) change nothing in it: whoever measured on them meant it, until the surroundings change.
     """
-    digest = hashlib.sha256(repr((REQUESTS_MAX, sorted(MEASURES))).encode())
+    digest = hashlib.sha256(repr((REQUESTS_MAX, sorted(MEASURES), SAMPLE_ELEMENTS, SAMPLES_BYTES)).encode())
     digest.update(repr(contract.resource.threads if contract is not None else "auto").encode())
     for name, spec in sorted((contract.encoded() if contract is not None else {}).items()):
         digest.update(repr((name, msgspec.to_builtins(spec))).encode())

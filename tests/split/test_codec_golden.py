@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from split.codec.golden import SAMPLE_ELEMENTS, differs, golden_inputs, sample
+from split.codec.payload import encode
 from split.tensor import NUMPY_DTYPES, TensorSpec
+from split.wire.limits import MAX_METADATA_BYTES
 
 MASK = (1 << 64) - 1
 
@@ -73,6 +75,19 @@ def test_a_sample_is_bounded_and_spread_over_the_whole_tensor(size: int) -> None
     assert (steps == steps[:1]).all()
     if size:
         assert size - found[-1] <= max(1, 2 * size // SAMPLE_ELEMENTS)
+
+
+@pytest.mark.parametrize("count", [56, 65, 300, 3000])
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i1"])
+def test_the_samples_of_many_outputs_fit_a_message_together(count: int, dtype: str) -> None:
+    outputs = {f"output-with-a-name-{number}": np.arange(5000).astype(dtype) for number in range(count)}
+    sampled = sample(outputs)
+    assert sampled.keys() == outputs.keys()
+    assert all(1 <= values.size <= SAMPLE_ELEMENTS for values in sampled.values())
+    size = sum(memoryview(part).nbytes for part in encode(sampled, "raw"))
+    assert size <= MAX_METADATA_BYTES - 4096
+    if count == 300 and dtype == "f4":
+        assert size > MAX_METADATA_BYTES // 2  # and the room is used
 
 
 def test_the_same_outputs_do_not_differ_and_a_rounding_error_is_forgiven() -> None:
