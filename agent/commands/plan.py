@@ -42,14 +42,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     add_inputs_argument(parser)
     add_cache_argument(parser)
-    parser.add_argument("--rtt-ms", type=positive, default=RTT_MS, help=f"round trip (default {RTT_MS:g})")
     parser.add_argument(
-        "--rate-mbit", type=positive, default=RATE_MBIT_S, help=f"rate both ways, Mbit/s (default {RATE_MBIT_S:g})"
+        "--rtt-ms", type=positive, default=RTT_MS, metavar="MS", help=f"round trip, ms (default {RTT_MS:g})"
+    )
+    parser.add_argument(
+        "--rate-mbit",
+        type=positive,
+        default=RATE_MBIT_S,
+        metavar="R",
+        help=f"rate both ways, Mbit/s (default {RATE_MBIT_S:g})",
     )
     speed = parser.add_mutually_exclusive_group()
     speed.add_argument("--device", metavar="NAME", help="another device, by its data sheet (profiles/devices)")
-    speed.add_argument("--slowdown", type=positive, default=1.0, help="the device computes so many times slower")
-    parser.add_argument("--cloud-speedup", type=positive, default=1.0, help="companion / this machine (default 1)")
+    speed.add_argument(
+        "--slowdown", type=positive, default=1.0, metavar="X", help="the device computes X times slower (default 1)"
+    )
+    parser.add_argument(
+        "--cloud-speedup",
+        type=positive,
+        default=1.0,
+        metavar="X",
+        help="the companion is X times as fast as this machine",
+    )
     parser.add_argument(
         "--encoded-bytes",
         type=int,
