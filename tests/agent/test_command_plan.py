@@ -7,14 +7,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx
 import onnx.parser
 import pytest
 from PIL import Image
 
-from agent.commands import plan
+from agent.commands import plan, profile
 from split.errors import ConfigError, InvalidRequest
+from split.graph.card import read_card
+from split.profiles.measured import read_profile, write_profile
 
 PLAN_FIELDS = ["placement", "cut", "codec", "predicted_ms", "stages_ms", "bytes", "fidelity", "allowed", "why_not"]
 MODEL = """
@@ -133,3 +136,24 @@ def test_the_plot_has_a_bar_for_each_plan_as_long_as_the_plan_takes(
         line = pixels[96 + 26 * row + 13, 251:]
         paper = np.flatnonzero(line.min(axis=1) > 250)  # it begins where the bar ends; the longest is of 620 pixels
         assert paper[0] == pytest.approx(620 * ms / max(times), abs=4)
+
+
+def test_both_commands_say_which_times_are_estimated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(onnx.parser.parse_model(MODEL), tmp_path / "tiny.onnx")
+    ask(tmp_path, capsys)  # cuts and measures
+    [folder] = (tmp_path / "cache/models").iterdir()
+    known = read_profile(folder)
+    assert known is not None
+    assert known.cuts
+    cuts = tuple(msgspec.structs.replace(cut, estimated=True, head_ms=1.25) for cut in known.cuts)
+    write_profile(msgspec.structs.replace(known, cuts=cuts), folder)
+    parser = argparse.ArgumentParser()
+    plan.add_arguments(parser)
+    assert plan.run(parser.parse_args([str(tmp_path / "tiny.onnx"), "--cache", str(tmp_path / "cache")])) == 0
+    lines = capsys.readouterr().out.splitlines()
+    marked = {"estimated from other cuts" in line for line in lines if line[2:7] == "split"}
+    others = {"estimated" in line for line in lines if line[2:7] in ("local", "offlo")}
+    assert (marked, others) == ({True}, {False})
+    table = "\n".join(profile._table(read_card(folder), msgspec.structs.replace(known, cuts=cuts)))
+    assert "~1.25" in table
+    assert "~ estimated from the cuts that were measured" in table
