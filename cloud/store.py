@@ -17,8 +17,9 @@ import logging
 import re
 import shutil
 import threading
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,6 +39,9 @@ _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _PLAIN_NAME = re.compile(r"[^/\\\x00-\x1f.][^/\\\x00-\x1f]{0,199}")
 """No path, no control character, no leading dot; 200 bytes and more are left of a file system's 255 for suffixes."""
+RESERVED_S = 60.0
+"""How long room is kept for a model of which nothing comes: longer than a link is usually gone. Then others may have
+it; the bytes that came count on, and where room is left the upload goes on."""
 MAX_FILES = 256
 """Files of one model: exporters write one external file per model or one per tensor group; more is no model of ours."""
 
@@ -65,10 +69,12 @@ def check_files(digest: str, files: Files) -> None:
         raise CompanionRefused("DIGEST_MISMATCH", f"the files offered as {digest} are {found}; offer them as that")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Upload:
     files: Files
     place: Path
+    moved_at_s: float
+    """When bytes came last."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -78,8 +84,9 @@ class ModelStore:
     `device` is the name of the peer's certificate: `[a-z0-9-]{1,64}`, good as a folder's name.
     """
 
-    def __init__(self, folder: Path, *, budget_bytes: int) -> None:
+    def __init__(self, folder: Path, *, budget_bytes: int, now_s: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder
+        self._now_s = now_s
         self._budget_bytes = budget_bytes
         self._disk = threading.Lock()
         """For whoever changes or hashes what lies there: held for seconds."""
@@ -89,6 +96,8 @@ class ModelStore:
         """(Model, device) → sessions that use it: for a moment a device may have its old session and its new one."""
         self._uploads: dict[tuple[str, str], _Upload] = {}
         """(Model, device) → what is on its way; by the model's hex digits, here and above."""
+        self._silent_since_s: dict[str, float] = {}
+        """Device → its first offer since it sent anything: offering again and again reserves nothing anew."""
         self._sound: set[str] = set()
         """Models whose bytes were checked since this process started or came to it whole."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -143,7 +152,8 @@ class ModelStore:
                 return ()
             upload = self._uploads.get((base.name, device))
             if upload is None or upload.files != files:
-                upload = _Upload(files, base / "incoming" / device)
+                since_s = self._silent_since_s.setdefault(device, self._now_s())
+                upload = _Upload(files, base / "incoming" / device, moved_at_s=since_s)
             self._make_room(base, device, files)
             upload.place.mkdir(parents=True, exist_ok=True)
             _keep_only(upload)
@@ -166,7 +176,8 @@ class ModelStore:
         """Add `data` at `offset` of the file with this index in the offer; True when all bytes are here (`finish` it).
 
         What is held already is skipped. InvalidRequest for a model that was not offered, a gap, or bytes over the
-        offered size; refused with DISK_FULL when it is.
+        offered size; refused with DISK_FULL when it is, with BUDGET_EXCEEDED when nothing came for `RESERVED_S` and
+        others have taken the room since.
         """
         base = self._folder / digest_hex(digest)
         upload = self._uploads.get((base.name, device))
@@ -177,7 +188,13 @@ class ModelStore:
         with upload.lock:
             # Another device may be first at any moment: then the place of this upload is gone, and the model is whole.
             try:
-                return _append(upload, index, offset, memoryview(data)) or _is_whole(base)
+                if not self._is_reserved(upload):
+                    with self._disk:
+                        self._make_room(base, device, upload.files)
+                whole = _append(upload, index, offset, memoryview(data)) or _is_whole(base)
+                upload.moved_at_s = self._now_s()
+                self._silent_since_s.pop(device, None)
+                return whole
             except (FileNotFoundError, InvalidRequest):
                 if _is_whole(base):
                     return True
@@ -216,10 +233,14 @@ class ModelStore:
         """Bytes on disk, whole and incoming."""
         return sum(_bytes_below(path) for path in self._folder.iterdir())
 
+    def _is_reserved(self, upload: _Upload) -> bool:
+        return self._now_s() - upload.moved_at_s <= RESERVED_S
+
     def _make_room(self, base: Path, device: str, files: Files) -> None:
         """Remove what nobody uses, oldest first, until `files` fit; refuse before anything is removed in vain."""
         with self._books:
-            used, uploads = {name for name, _ in self._users}, dict(self._uploads)
+            used = {name for name, _ in self._users}
+            uploads = {user: upload for user, upload in self._uploads.items() if self._is_reserved(upload)}
         wanted = sum(size for _, size, _ in files)
         here = _bytes_below(base / "incoming" / device)
         claims = {path: _claimed_bytes(path, uploads) for path in self._folder.iterdir() if path != base}
@@ -245,7 +266,7 @@ class ModelStore:
 
 
 def _claimed_bytes(base: Path, uploads: Mapping[tuple[str, str], _Upload], *, without: str = "") -> int:
-    """What a model takes or will take: what is being sent counts in full, the rest as it lies there."""
+    """What a model takes or will take: what is being sent (`uploads`) counts in full, the rest as it lies there."""
     sent = {device: upload for (name, device), upload in uploads.items() if name == base.name}
     promised = sum(sum(size for _, size, _ in upload.files) for device, upload in sent.items() if device != without)
     partial = (place for place in (base / "incoming").glob("*") if place.name not in sent and place.name != without)

@@ -128,6 +128,38 @@ def offer_alone(size: int) -> tuple[str, str, tuple[tuple[str, int, str], ...]]:
     return f"sha256:{sha}", "cam", (("model.onnx", size, sha),)
 
 
+def test_room_for_what_does_not_come_is_kept_for_a_minute_only(tmp_path):
+    now = [0.0]
+    store = ModelStore(tmp_path / "models", budget_bytes=10_000, now_s=lambda: now[0])
+    (mine, _, claimed), (theirs, _, wanted) = offer_alone(9_000), offer_alone(4_000)
+    store.offer(mine, "greedy", claimed)
+    now[0] = 59.0
+    with pytest.raises(CompanionRefused, match="models_bytes"):
+        store.offer(theirs, "honest", wanted)
+    store.release(mine, "greedy")
+    store.offer(mine, "greedy", claimed)  # offered anew, and again nothing comes
+    now[0] = 61.0
+    store.offer(theirs, "honest", wanted)
+    store.write(theirs, "honest", 0, 0, bytes(100))
+    with pytest.raises(CompanionRefused, match="models_bytes") as refused:
+        store.write(mine, "greedy", 0, 0, bytes(100))
+    assert refused.value.code == "BUDGET_EXCEEDED"
+    assert store.used_bytes() == 100
+
+
+def test_an_upload_that_rested_goes_on_where_room_is_left_and_is_kept_room_for_again(tmp_path):
+    now = [0.0]
+    store = ModelStore(tmp_path / "models", budget_bytes=10_000, now_s=lambda: now[0])
+    (mine, _, claimed), (theirs, _, wanted) = offer_alone(6_000), offer_alone(5_000)
+    store.offer(mine, "slow", claimed)
+    store.write(mine, "slow", 0, 0, bytes(1_000))
+    now[0] = 3600.0
+    store.write(mine, "slow", 0, 1_000, bytes(1_000))
+    now[0] = 3659.0
+    with pytest.raises(CompanionRefused, match="models_bytes"):
+        store.offer(theirs, "other", wanted)
+
+
 def test_room_is_reserved_with_the_offer_and_given_back_with_the_release(store):
     first, second = offer_alone(6_000), offer_alone(4_001)
     store.offer(*first)
