@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from pathlib import Path
 
 from agent.compute import Compute
 from agent.repository import ServedModel
@@ -16,7 +17,7 @@ from split.codec.golden import golden_inputs
 from split.codec.payload import decode
 from split.errors import CutRefused, EngineFailed, InvalidModel, InvalidRequest, Overloaded
 from split.ids import CutId
-from split.profiles.measured import GoldenRuns, read_golden_runs
+from split.profiles.measured import GoldenRuns, ModelProfile, read_golden_runs
 from split.tensor import Tensors
 
 OFFERED_BYTES_MAX = 512 * 1024
@@ -32,6 +33,8 @@ class Golden:
 
     def __init__(self, compute: Compute) -> None:
         self._compute = compute
+        self._read: dict[Path, tuple[ModelProfile, GoldenRuns]] = {}
+        """By the model's folder: what was read and checked, until `forget`."""
 
     async def warm_up(self, model: ServedModel) -> None:
         """Open the whole, and run it once when the worker has nothing else to do; InvalidModel when it cannot be
@@ -51,7 +54,7 @@ class Golden:
 
         InvalidModel when the model takes no built-in ones and the profiled request may not leave or is too large.
         """
-        payload = (await _runs(model)).offered
+        payload = (await self._runs(model)).offered
         if payload and model.privacy != "any":
             raise InvalidModel(
                 f"model {model.name!r} takes no built-in golden inputs, and its contract ({model.privacy}) does not "
@@ -70,7 +73,7 @@ class Golden:
         What they were computed with is open here afterwards, as far as there is room. CutRefused for a cut that was
         left out of the profile.
         """
-        runs = await _runs(model)
+        runs = await self._runs(model)
         if cut is not None and cut not in runs.cuts:
             raise CutRefused(f"cut {cut} of model {model.name!r} was left out when this device was measured on it")
         if cut is not None:
@@ -78,7 +81,14 @@ class Golden:
         await model.opened_finish(cut)
         return decode(runs.whole if cut is None else runs.cuts[cut], max_bytes=SAMPLES_BYTES_MAX)
 
+    def forget(self, model: ServedModel) -> None:
+        """Nothing more is compared for now; give the memory back."""
+        self._read.pop(model.folder, None)
 
-async def _runs(model: ServedModel) -> GoldenRuns:
-    assert model.profile is not None, "a model is shared once it is profiled"
-    return await asyncio.to_thread(read_golden_runs, model.profile, model.folder)
+    async def _runs(self, model: ServedModel) -> GoldenRuns:
+        assert model.profile is not None, "a model is shared once it is profiled"
+        profile, runs = self._read.get(model.folder, (None, None))
+        if runs is None or profile != model.profile:
+            runs = await asyncio.to_thread(read_golden_runs, model.profile, model.folder)
+            self._read[model.folder] = model.profile, runs
+        return runs

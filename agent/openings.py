@@ -135,6 +135,8 @@ class Openings:
                 await self._open_cuts(model)
         except ConnectionLost:
             return
+        finally:
+            self._golden.forget(model)
 
     async def _shared(self, model: ServedModel) -> bool:
         """Try until the companion has the model; False when it never will."""
@@ -165,6 +167,7 @@ class Openings:
             if not again:
                 return
             wanted = again
+            self._golden.forget(model)
             await asyncio.sleep(backoff.failed())
 
     async def _share(self, model: ServedModel) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx
 import onnx.parser
@@ -94,6 +95,26 @@ async def test_what_was_measured_is_read_and_the_worker_does_nothing(
     np.testing.assert_array_equal((await golden.run(model, cut))["a"], AT_CUT)
     # … and what a split would need is open from now on
     assert [model.store.is_open(model.folder / f"{cut}.{half}.onnx") for half in ("head", "tail")] == [True, True]
+
+
+async def test_the_file_is_read_once_for_all_cuts_until_it_is_forgotten_or_measured_anew(
+    tmp_path: Path, compute: Compute
+) -> None:
+    model, golden = served(tmp_path), Golden(compute)
+    await golden.run(model, None)
+    path = model.folder / GOLDEN_RUNS
+    content = path.read_bytes()
+    path.unlink()
+    for cut in (None, model.card.cuts[0].id):
+        await golden.run(model, cut)
+    golden.forget(model)
+    with pytest.raises(InvalidModel, match="cannot be read"):
+        await golden.run(model, None)
+    path.write_bytes(content)
+    await golden.run(model, None)
+    model.profile = msgspec.structs.replace(model.profile, golden=(3, "another"))
+    with pytest.raises(InvalidModel, match="is not what was written there"):
+        await golden.run(model, None)
 
 
 async def test_a_cut_that_was_not_measured_is_refused(tmp_path: Path, compute: Compute) -> None:

@@ -253,6 +253,9 @@ class Lab:
         made = model.head(cut).run(inputs)
         return sample(made | model.tail(cut).run({n: made[n] for n in model.tail(cut).inputs}))
 
+    def forget(self, model: ServedModel) -> None:
+        pass
+
     async def _companion(self, channel: MemoryChannel) -> None:
         try:
             while True:

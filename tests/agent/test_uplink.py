@@ -86,6 +86,9 @@ class Golden:
     async def run(self, model: ServedModel, cut: CutId | None) -> Any:
         return GOLDEN
 
+    def forget(self, model: ServedModel) -> None:
+        pass
+
 
 def model(folder: Path, name: str = "m", *, contract: Contract | None = None, file_bytes: int = 100) -> ServedModel:
     """Three cuts, no ONNX: nothing here runs it."""
