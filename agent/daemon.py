@@ -18,8 +18,9 @@ from agent.journal import Journal
 from agent.lateness import Lateness
 from agent.metrics import Metrics
 from agent.planner import Planner
-from agent.repository import Repository, ServedModel
+from agent.repository import Repository
 from agent.serve import Serve
+from agent.served_model import ServedModel
 from agent.service import DaemonService
 from agent.uplink import Uplink
 from agent.version import VERSION

@@ -12,7 +12,7 @@ import math
 from pathlib import Path
 
 from agent.compute import Compute
-from agent.repository import ServedModel
+from agent.served_model import ServedModel
 from split.codec.golden import golden_inputs
 from split.codec.payload import decode
 from split.errors import CutRefused, EngineFailed, InvalidModel, InvalidRequest, Overloaded

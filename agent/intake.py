@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from agent.repository import ServedModel
+from agent.served_model import ServedModel
 from split.errors import InvalidRequest, Overloaded
 from split.ids import RequestId
 from split.oip.options import RequestOptions

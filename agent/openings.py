@@ -19,7 +19,7 @@ from typing import Final
 
 from agent.golden import Golden
 from agent.planner import Planner
-from agent.repository import ServedModel
+from agent.served_model import ServedModel
 from split.codec.golden import SELF_DIFFERENCE_MAX, bound_of, differs
 from split.codec.image import image_fingerprint
 from split.codec.payload import decode

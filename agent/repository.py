@@ -10,39 +10,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from agent.model_folders import ModelFolder, find_models
-from split.codec.image import ImageSpec
+from agent.served_model import ServedModel
 from split.errors import InvalidModel, IsthmusError, ModelUnavailable, UnknownModel
-from split.graph.card import CutCard, ModelCard, file_is, read_sound_card
-from split.ids import CutId, ModelDigest, ModelName
-from split.plan.plan import Placement
+from split.graph.card import ModelCard, file_is, read_sound_card
+from split.ids import ModelName
 from split.profiles.contract import (
     CONTRACT_FILE,
     Contract,
-    Privacy,
     check_contract,
     contract_beside,
     default_contract,
     load_labels,
 )
 from split.profiles.measured import ModelProfile, read_profile
-from split.runtime.engine import Segment
 from split.runtime.machine import read_machine
 from split.runtime.optimised import Manifest, key_of, lacking, optimised_in, place_of, read_sound
 from split.runtime.store import SegmentStore
 from split.runtime.tuning import default_tuning
-from split.tensor import TensorSpec
 from split.workbench.child import run_child
 from split.workbench.golden import profile_basis
 
@@ -59,126 +50,6 @@ class ModelState(StrEnum):
 
 UNLOADED: Final = "unloaded"
 """Triton's reason why a model is UNAVAILABLE with which nothing is wrong."""
-
-
-@dataclass(kw_only=True)
-class ServedModel:
-    """A model that answers requests."""
-
-    name: ModelName
-    version: str
-    card: ModelCard
-    contract: Contract
-    images: dict[str, ImageSpec]
-    """Inputs that may come as encoded pictures, and how to prepare them."""
-    labels: dict[str, tuple[str, ...]]
-    folder: Path
-    """Where its segments, profile and golden inputs lie."""
-    profile: ModelProfile | None
-    store: SegmentStore
-    _warming: Future[None] | None = field(default=None, init=False, repr=False)
-    _opening_known: int = field(default=-1, init=False, repr=False)
-    """`SegmentStore.changes` when `_opening_ms` was worked out."""
-    _opening_ms: dict[CutId | Placement, tuple[float, float]] = field(default_factory=dict, init=False, repr=False)
-
-    @property
-    def digest(self) -> ModelDigest:
-        return self.card.digest
-
-    @cached_property
-    def input_specs(self) -> dict[str, TensorSpec]:
-        """By name, in the model's order."""
-        return {spec.name: spec for spec in self.card.inputs}
-
-    @cached_property
-    def output_names(self) -> tuple[str, ...]:
-        return tuple(spec.name for spec in self.card.outputs)
-
-    @property
-    def measured_cuts(self) -> list[CutCard]:
-        """Cuts that this device can split at: those of the profile."""
-        measured = {cut.cut for cut in self.profile.cuts} if self.profile is not None else set()
-        return [cut for cut in self.card.cuts if cut.id in measured]
-
-    @cached_property
-    def privacy(self) -> Privacy:
-        """The strictest word of the contract."""
-        return self.contract.strictest_privacy()
-
-    def image_rules(self) -> dict[str, dict[str, object]]:
-        """How each encoded input is prepared, as it travels to the companion."""
-        return {name: msgspec.to_builtins(spec) for name, spec in self.images.items()}
-
-    @cached_property
-    def _whole_path(self) -> Path:
-        return Path(self.card.path)
-
-    def whole(self) -> Segment:
-        """The whole model, opened if it is not (blocking)."""
-        return self.store.get(self._whole_path)
-
-    def head(self, cut: CutId) -> Segment:
-        return self.store.get(self._head_path(cut))
-
-    def tail(self, cut: CutId) -> Segment:
-        return self.store.get(self._finish_path(cut))
-
-    async def opened_head(self, cut: CutId) -> Segment:
-        """The head of `cut`; opened beside the worker where it is not open, so that nobody else's work waits for it."""
-        return await self._opened(self._head_path(cut))
-
-    async def opened_finish(self, cut: CutId | None) -> Segment:
-        """The tail of `cut`, or (None) the whole, in the same way."""
-        return await self._opened(self._finish_path(cut))
-
-    async def _opened(self, path: Path) -> Segment:
-        segment = self.store.opened(path)
-        return segment if segment is not None else await asyncio.to_thread(self.store.get, path)
-
-    def activation_ms(self, cut: CutId | None) -> float:
-        """What opening the tail of `cut`, or the whole (None), is expected to take now; 0.0 while it is open."""
-        return self.store.activation_ms(self._finish_path(cut))
-
-    def halves_activation_ms(self, cut: CutId) -> float:
-        """The same for both halves of `cut`."""
-        return sum(self.store.activation_ms(path) for path in self._halves(cut))
-
-    def opening_ms(self) -> Mapping[CutId | Placement, tuple[float, float]]:
-        """What opening takes now that is not open, for the planner: what runs first on the device, what finishes there.
-        The same object until something opens or closes."""
-        if self._opening_known != self.store.changes:
-            self._opening_known = self.store.changes
-            whole_ms = self.activation_ms(None)
-            self._opening_ms = {Placement.LOCAL: (whole_ms, 0.0), Placement.OFFLOAD: (0.0, whole_ms)}
-            for card in self.measured_cuts:
-                ms = (self.store.activation_ms(self._head_path(card.id)), self.activation_ms(card.id))
-                self._opening_ms[card.id] = ms
-        return self._opening_ms
-
-    def way_out(self, cut: CutId | None) -> AbstractContextManager[None]:
-        """Within the block the tail of `cut`, or the whole (None), stays open if it is: a request that waits for the
-        companion may need it at once."""
-        return self.store.held(self._finish_path(cut))
-
-    def warm(self, cut: CutId) -> None:
-        """Have both halves open soon: in the background, one cut at a time."""
-        self.keep_warm((cut,))
-
-    def keep_warm(self, cuts: Iterable[CutId]) -> None:
-        """Have the whole and the halves of these cuts open soon: in the background, the most wanted first."""
-        wanted = [self._whole_path, *(path for cut in cuts for path in self._halves(cut))]
-        closed = [path for path in wanted if self.store.activation_ms(path) > 0.0]
-        if closed and (self._warming is None or self._warming.done()):
-            self._warming = self.store.warm(closed)
-
-    def _halves(self, cut: CutId) -> tuple[Path, Path]:
-        return self._head_path(cut), self._finish_path(cut)
-
-    def _head_path(self, cut: CutId) -> Path:
-        return self.folder / f"{cut}.head.onnx"
-
-    def _finish_path(self, cut: CutId | None) -> Path:
-        return self._whole_path if cut is None else self.folder / f"{cut}.tail.onnx"
 
 
 @dataclass(slots=True, kw_only=True)

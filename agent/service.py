@@ -15,8 +15,9 @@ from agent.intake import Intake
 from agent.journal import Journal, Outcome
 from agent.metrics import Metrics
 from agent.planner import Planner
-from agent.repository import UNLOADED, ModelState, Repository, ServedModel
+from agent.repository import UNLOADED, ModelState, Repository
 from agent.serve import Serve
+from agent.served_model import ServedModel
 from agent.uplink import Uplink
 from agent.version import VERSION
 from split.oip.infer import ModelMetadata, OipRequest, OipResponse, plain_shape

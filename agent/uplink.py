@@ -25,7 +25,7 @@ from agent.dialler import Dial, Dialler, Opened
 from agent.golden import Golden
 from agent.openings import Openings, are_times
 from agent.planner import Planner
-from agent.repository import ServedModel
+from agent.served_model import ServedModel
 from split.codec.payload import decode
 from split.errors import ChannelError, CompanionRefused, ConnectionLost, IsthmusError, RemoteProtocolError, TooLarge
 from split.tensor import Tensors

@@ -11,7 +11,7 @@ from typing import Final
 
 from agent.compute import Compute
 from agent.planner import Planner
-from agent.repository import ServedModel
+from agent.served_model import ServedModel
 from split.errors import UnknownModel
 
 EVERY_S: Final = 2.0

@@ -19,7 +19,7 @@ import pytest_asyncio
 
 from agent.config import AgentConfig, Emulation, Listen
 from agent.daemon import Daemon
-from agent.repository import ServedModel
+from agent.served_model import ServedModel
 from split.errors import ConfigError
 from split.profiles.address import HostPort
 from split.runtime.engine import Segment

@@ -17,7 +17,7 @@ import pytest
 from agent import golden as golden_module
 from agent.compute import Compute
 from agent.golden import OFFERED_BYTES_MAX, Golden
-from agent.repository import ServedModel
+from agent.served_model import ServedModel
 from split.codec.payload import encode
 from split.errors import CutRefused, InvalidModel
 from split.ids import CutId, ModelName

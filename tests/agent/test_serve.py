@@ -26,8 +26,8 @@ from agent.intake import InferenceRequest, Intake
 from agent.journal import Journal, Outcome
 from agent.lateness import Lateness
 from agent.planner import Planner
-from agent.repository import ServedModel
 from agent.serve import Serve
+from agent.served_model import ServedModel
 from agent.uplink import SILENCE_S, Uplink
 from split.codec.golden import golden_inputs, sample
 from split.codec.payload import decode, encode

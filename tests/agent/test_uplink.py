@@ -21,7 +21,7 @@ import pytest
 
 from agent.dialler import DIAL_TIMEOUT_S
 from agent.planner import Planner
-from agent.repository import ServedModel
+from agent.served_model import ServedModel
 from agent.uplink import SILENCE_S, Uplink
 from split.codec.payload import encode
 from split.errors import ChannelError, CompanionRefused, ConnectionLost, IdentityError, RemoteProtocolError
