@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 
 from agent.compute import Compute
 from agent.config import AgentConfig
@@ -36,7 +35,7 @@ from split.runtime.kernels import kernel_answers
 from split.runtime.machine import read_machine
 from split.runtime.segment import OrtEngine, usable_threads
 from split.runtime.store import SegmentStore
-from split.systemd import feed_watchdog, notify
+from split.systemd import asked_to_stop, feed_watchdog, notify
 from split.transport.channel import Channel
 from split.transport.retry import Backoff
 from split.transport.tls import dial
@@ -186,16 +185,14 @@ class Daemon:
 
 
 async def run(config: AgentConfig) -> None:
-    """Serve until SIGTERM or SIGINT; requests in flight are answered before it returns."""
+    """Serve until SIGTERM, SIGINT or SIGHUP; requests in flight are answered before it returns."""
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, stop.set)
-    async with Daemon(config):
-        notify(f"READY=1\nSTATUS=serving {config.models}")
-        await stop.wait()
-        notify("STOPPING=1")
-        log.info("stopping")
+    with asked_to_stop(stop):
+        async with Daemon(config):
+            notify(f"READY=1\nSTATUS=serving {config.models}")
+            await stop.wait()
+            notify("STOPPING=1")
+            log.info("stopping")
 
 
 def _metrics(journal: Journal, compute: Compute, uplink: Uplink) -> Metrics:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 
 from cloud.accept import Reception
 from cloud.admission import Admission, Bounds
@@ -29,7 +28,7 @@ from split.runtime.machine import read_machine
 from split.runtime.segment import OrtEngine
 from split.runtime.store import SegmentStore
 from split.runtime.tuning import default_tuning
-from split.systemd import feed_watchdog, notify
+from split.systemd import asked_to_stop, feed_watchdog, notify
 from split.transport.tls import listen
 from split.wire.limits import MAX_HELLO_BYTES, MAX_MESSAGE_BYTES, MAX_METADATA_BYTES, Limits
 from split.wire.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, Hello
@@ -49,24 +48,18 @@ assert MODELS_TOLD * 80 < MAX_HELLO_BYTES
 
 
 async def serve(config: CompanionConfig, *, stop: asyncio.Event | None = None) -> None:
-    """Serve until SIGTERM or SIGINT (or `stop`); requests under way are answered before it returns.
+    """Serve until SIGTERM, SIGINT or SIGHUP (or `stop`); requests under way are answered before it returns.
 
     ConfigError when a folder cannot be written, an address cannot be listened on or a certificate file cannot serve.
     """
     stop = stop or asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, stop.set)
-    try:
+    with asked_to_stop(stop):
         async with contextlib.AsyncExitStack() as stack:
             await _start(config, stack)
             notify(f"READY=1\nSTATUS=serving devices on {config.listen}")
             await stop.wait()
             notify("STOPPING=1")
             log.info("stopping")
-    finally:
-        for name in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(name)
 
 
 async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> None:

@@ -255,7 +255,7 @@ class Openings:
         outputs = await self._golden_run(tail, feeds)
         self._companion.executor.forget(head.path)  # heads run on devices
         offered.opened[card.id] = tail
-        log.info(
+        log.debug(
             "segment ready device=%s digest=%s cut=%s tail_ms=%.2f",
             self._device,
             wanted.digest,

@@ -6,9 +6,11 @@ See sd_notify(3). Not a dependency: thirty lines do all that the two programs ne
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 
 def notify(message: str) -> None:
@@ -42,3 +44,22 @@ async def feed_watchdog(alive: Callable[[], bool]) -> None:
         if alive():
             notify("WATCHDOG=1")
         await asyncio.sleep(period_s)
+
+
+@contextlib.contextmanager
+def asked_to_stop(stop: asyncio.Event) -> Iterator[None]:
+    """Meanwhile SIGTERM, SIGINT and SIGHUP set `stop`, so that a closed terminal loses no request either.
+
+    SIGHUP stays ignored where it is (nohup). Called on the main thread, with its event loop running.
+    """
+    loop = asyncio.get_running_loop()
+    names = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        names.append(signal.SIGHUP)
+    for name in names:
+        loop.add_signal_handler(name, stop.set)
+    try:
+        yield
+    finally:
+        for name in names:
+            loop.remove_signal_handler(name)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 from pathlib import Path
 
 import pytest
 
-from split.systemd import feed_watchdog, notify, watchdog_period_s
+from split.systemd import asked_to_stop, feed_watchdog, notify, watchdog_period_s
 from split.transport.virtual_time import run_in_virtual_time
 
 
@@ -89,3 +90,25 @@ def test_the_watchdog_is_fed_while_the_program_says_that_it_lives(
 def test_without_a_watchdog_nothing_is_fed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WATCHDOG_USEC", raising=False)
     run_in_virtual_time(feed_watchdog(lambda: True))
+
+
+@pytest.mark.parametrize("name", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+async def test_a_signal_to_end_asks_to_stop(name: signal.Signals) -> None:
+    stop = asyncio.Event()
+    with asked_to_stop(stop):
+        os.kill(os.getpid(), name)
+        await stop.wait()
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+
+
+async def test_a_program_under_nohup_outlives_its_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        stop = asyncio.Event()
+        with asked_to_stop(stop):
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await stop.wait()
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
