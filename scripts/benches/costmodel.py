@@ -79,29 +79,29 @@ def _errors(name: str, budget_s: float) -> list[dict[str, Any]]:
     whole = open_best(WHOLE, Path(card.path), inputs)
     wholes, measured = [], []
     for cut in card.cuts:
-        beside_ms, found = _measure(cut, folder, whole, inputs, shares[cut.id], open_best, budget_s)
+        beside_ms, halves = _measure(cut, folder, whole, inputs, shares[cut.id], open_best, budget_s)
         wholes.append(beside_ms)
-        measured.append(found)
-    fitted = spread_out([cut.share for cut in measured])[: FITTED if len(measured) >= MANY else FITTED_OF_FEW]
+        measured.append(halves)
+    fitted = spread_out([halves.share for halves in measured])[: FITTED if len(measured) >= MANY else FITTED_OF_FEW]
     whole_ms = statistics.median(wholes)
-    cuts = [_beside(cut, whole_ms / beside_ms) for cut, beside_ms in zip(measured, wholes, strict=True)]
+    cuts = [_beside(halves, whole_ms / beside_ms) for halves, beside_ms in zip(measured, wholes, strict=True)]
     times = CutTimes.fit(whole_ms, [cuts[place] for place in fitted])
     rows = []
-    for place, cut in enumerate(cuts):
-        head_ms = times.head_ms(cut.share, cut.boundary_bytes)
-        tail_ms = times.tail_ms(cut.share, cut.boundary_bytes)
+    for place, found in enumerate(cuts):
+        head_ms = times.head_ms(found.share, found.boundary_bytes)
+        tail_ms = times.tail_ms(found.share, found.boundary_bytes)
         rows.append(
             {
                 "model": name,
                 "cut": card.cuts[place].id,
                 "fitted": place in fitted,
-                "share": cut.share,
-                "bytes": cut.boundary_bytes,
+                "share": found.share,
+                "bytes": found.boundary_bytes,
                 "whole_ms": whole_ms,
-                "head_ms": cut.head_ms,
-                "tail_ms": cut.tail_ms,
-                "head_error": abs(head_ms / cut.head_ms - 1.0),
-                "tail_error": abs(tail_ms / cut.tail_ms - 1.0),
+                "head_ms": found.head_ms,
+                "tail_ms": found.tail_ms,
+                "head_error": abs(head_ms / found.head_ms - 1.0),
+                "tail_error": abs(tail_ms / found.tail_ms - 1.0),
             }
         )
     return rows
