@@ -37,7 +37,7 @@ def require_identity(identity: Identity, role: Role) -> str:
 def _hold_together(identity: Identity, role: Role) -> str:
     client, server = client_context(identity), server_context(identity)
     verifier, other = (server, client) if role == "device" else (client, server)
-    other.verify_mode = ssl.CERT_NONE
+    other.verify_mode = ssl.CERT_NONE  # that end is us as well: one certificate is on trial, and no byte leaves memory
     verifier.verify_flags = ssl.VerifyFlags(verifier.verify_flags | _NO_CHECK_TIME)
     try:
         shown = _shake_hands(client, server, seen_by_server=role == "device")
