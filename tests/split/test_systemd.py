@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -92,8 +93,16 @@ def test_without_a_watchdog_nothing_is_fed(monkeypatch: pytest.MonkeyPatch) -> N
     run_in_virtual_time(feed_watchdog(lambda: True))
 
 
+@pytest.fixture
+def hangup() -> Iterator[None]:
+    """SIGHUP as it is without nohup, whatever these tests were started by."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("name", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-async def test_a_signal_to_end_asks_to_stop(name: signal.Signals) -> None:
+async def test_a_signal_to_end_asks_to_stop(hangup: None, name: signal.Signals) -> None:
     stop = asyncio.Event()
     with asked_to_stop(stop):
         os.kill(os.getpid(), name)
@@ -101,14 +110,11 @@ async def test_a_signal_to_end_asks_to_stop(name: signal.Signals) -> None:
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
 
 
-async def test_a_program_under_nohup_outlives_its_terminal() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        stop = asyncio.Event()
-        with asked_to_stop(stop):
-            os.kill(os.getpid(), signal.SIGHUP)
-            os.kill(os.getpid(), signal.SIGTERM)
-            await stop.wait()
-            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
+async def test_a_program_under_nohup_outlives_its_terminal(hangup: None) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    stop = asyncio.Event()
+    with asked_to_stop(stop):
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await stop.wait()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
