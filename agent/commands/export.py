@@ -19,6 +19,7 @@ _HERE: Final = str(Path(__file__).resolve().parents[2])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The factory, one `--input` for each parameter of `forward`, the file to write."""
     parser.add_argument(
         "factory", metavar="PKG.MODULE:FACTORY", help="a function without arguments (or class) that makes the module"
     )
@@ -39,6 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Export in a process of its own and say what was written and how far it is from the module; always 0.
+
+    InvalidRequest with what is wrong about factory, inputs or module; EngineFailed when the exporter died.
+    """
     with tempfile.TemporaryDirectory(prefix="isthmus-") as folder:
         result = Path(folder) / "result.json"
         # -P: a folder `split` of the user's must not stand in for ours. What he prints is no data of ours: to stderr.
