@@ -147,6 +147,24 @@ class Refused(_Meta, tag="refused", frozen=True, kw_only=True):
     cut: str = ""
 
 
+class Renew(_Meta, tag="renew", frozen=True, kw_only=True):
+    """Device → companion: a new certificate for the name that this connection is authenticated with, please.
+
+    Answered by one `Renewed`."""
+
+    request: str
+    """PKCS#10 request, PEM: only its public key counts, and that it signed the request."""
+
+
+class Renewed(_Meta, tag="renewed", frozen=True, kw_only=True):
+    """Companion → device: the certificate, or why there is none; the connection lives on."""
+
+    chain: str = ""
+    """PEM, the device's certificate first; empty: refused."""
+    message: str = ""
+    """Why not, a sentence."""
+
+
 class Cancel(_Meta, tag="cancel", frozen=True, kw_only=True):
     """Device → companion: nobody waits for this request any more. Never answered."""
 
@@ -181,6 +199,8 @@ Message = (
     | Infer
     | Reply
     | Refused
+    | Renew
+    | Renewed
     | Cancel
     | Ping
     | Pong
