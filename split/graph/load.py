@@ -20,6 +20,7 @@ from onnx import inliner
 from split.errors import InvalidModel
 from split.graph.card import digest_of_files
 from split.graph.model import Model, build_model
+from split.graph.step import STEP_S, StepFailed, attempt
 from split.ids import ModelDigest
 
 log = logging.getLogger(__name__)
@@ -31,10 +32,12 @@ File = tuple[str, int, str]
 """(name, bytes, sha256 hex)"""
 
 
-def load_model(path: Path) -> Model:
+def load_model(path: Path, *, step_limit_s: float = STEP_S) -> Model:
     """Read an ONNX file (its external data beside it) and look through it.
 
-    Model-local functions are inlined, large Constant nodes become initializers, nodes may come in any order.
+    Model-local functions are inlined, large Constant nodes become initializers, nodes may come in any order. Inlining
+    is given `step_limit_s` seconds; where it does not succeed, the model is used as it stands in the file, with a
+    warning.
     InvalidModel when the file is missing, empty, truncated or no ONNX model, when external data is missing, too short
     or outside of the folder, when the graph is cyclic or names what nothing makes, and when a public input or output
     is not a tensor of a supported type.
@@ -43,7 +46,7 @@ def load_model(path: Path) -> Model:
     digest, files = _digest(path, proto)
     why_not = "the model holds sparse initializers" if proto.graph.sparse_initializer else ""
     if proto.functions:
-        proto = _inlined(proto, path)
+        proto = _inlined(proto, path, step_limit_s)
     try:
         model = ir.serde.deserialize_model(proto)
     except Exception as error:  # onnx-ir raises whatever its parsing meets
@@ -144,12 +147,15 @@ def _external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
                     yield attribute.value
 
 
-def _inlined(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
-    """Without model-local functions; a call that cannot be inlined stays one node."""
+def _inlined(proto: onnx.ModelProto, path: Path, limit_s: float) -> onnx.ModelProto:
+    """Without model-local functions; where they cannot be inlined, each call stays one node."""
+    inlined = onnx.ModelProto()
     try:
-        inlined = inliner.inline_local_functions(proto)
-    except Exception as error:  # the C++ inliner raises whatever its checks meet
-        log.warning("%s: its local functions stay whole, they cannot be inlined: %s", path, error)
+        inlined.ParseFromString(
+            attempt(lambda: inliner.inline_local_functions(proto).SerializeToString(), limit_s=limit_s)
+        )
+    except StepFailed as why:
+        log.warning("%s: its local functions stay whole, they cannot be inlined: %s", path, why)
         return proto
     if _public_names(inlined) != _public_names(proto):
         log.warning("%s: its local functions stay whole, inlining changed its inputs or outputs", path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from split.graph.cuts import Cut, all_prefix_cuts, crossing_bytes, cut_at, cut_f
 from split.graph.load import load_model
 from split.graph.model import Model
 from split.graph.partition import share_weights, write_parts
+from split.graph.step import STEP_S
 from split.runtime.segment import OrtEngine, runtime
 from split.tensor import Array, Tensors, TensorSpec
 from split.workbench.check import run_halves
@@ -311,16 +314,44 @@ def failing(proto: onnx.ModelProto) -> onnx.ModelProto:
     raise RuntimeError("cannot")
 
 
-@pytest.mark.parametrize("step", [failing, renamed])
-def test_o_gs_13_an_optional_step_that_fails_or_changes_the_names_leaves_the_model_as_it_is(
-    load: Load, monkeypatch: pytest.MonkeyPatch, step: Callable[[onnx.ModelProto], onnx.ModelProto]
+def hanging(proto: onnx.ModelProto) -> onnx.ModelProto:
+    signal.sigwait([signal.SIGUSR1])  # which nobody sends
+    return proto
+
+
+def crashing(proto: onnx.ModelProto) -> onnx.ModelProto:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return proto
+
+
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        (failing, "they cannot be inlined: RuntimeError: cannot"),
+        (hanging, "they cannot be inlined: that did not end within 0.1 s"),
+        (renamed, "inlining changed its inputs or outputs"),
+        (crashing, "they cannot be inlined: the process that tried it ended with SIGKILL"),
+    ],
+)
+def test_o_gs_13_an_optional_step_that_fails_hangs_or_changes_the_names_leaves_the_model_as_it_is(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    step: Callable[[onnx.ModelProto], onnx.ModelProto],
+    reason: str,
 ) -> None:
     monkeypatch.setattr(onnx.inliner, "inline_local_functions", step)
-    model = load(WITH_FUNCTION)
-    assert model.output_names == ("y",)
-    for cut in all_prefix_cuts(model):
-        if cut.legal:
-            np.testing.assert_array_equal(split(model, cut, {"x": floats(1, 2, 3)})["y"], floats(-2, -4, -6))
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.parser.parse_model(WITH_FUNCTION), path)
+    model = load_model(path, step_limit_s=0.1 if step is hanging else STEP_S)
+    share_weights(model, tmp_path)
+    settle(model, tmp_path)
+    assert caplog.messages == [f"{path}: its local functions stay whole, {reason}"]
+    assert (STEP_S, model.output_names, len(model.nodes)) == (10.0, ("y",), 2)
+    legal = [cut for cut in all_prefix_cuts(model) if cut.legal]
+    assert legal
+    for cut in legal:
+        np.testing.assert_array_equal(split(model, cut, {"x": floats(1, 2, 3)})["y"], floats(-2, -4, -6))
 
 
 def test_o_gs_14_an_empty_name_is_never_an_edge(load: Load) -> None:
