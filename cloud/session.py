@@ -53,6 +53,8 @@ INLINE_BYTES = 1 << 20
 """Raw payloads up to here are decoded and encoded on the event loop: views or at most one copy, about 0.1 ms."""
 MAX_NAME = 128
 """Characters of a request id, digest or cut; a digest, the longest, has 71."""
+CANCELS_REMEMBERED = 256
+"""Of requests that have not come yet: with two connections a Cancel overtakes its Infer (PROTOCOL.md §6)."""
 DRIFT_SHARE = 0.2
 """Weight of the latest run in the expected time of the next: follows a change within about five requests."""
 
@@ -65,6 +67,8 @@ class Session:
         self._companion = companion
         self._device = channel.peer.name
         self._requests: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._cancelled: dict[tuple[str, int], None] = {}
+        """What was cancelled and not seen, oldest first."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._leaving = ""
@@ -126,7 +130,8 @@ class Session:
                 _check_name(digest)
                 _check_name(cut)
                 self._begin_infer(infer, incoming)
-            case Cancel() as cancel:
+            case Cancel(request_id=name) as cancel:
+                _check_name(name)
                 self._cancel(cancel)
             case ModelOffer(digest=digest) as offer:
                 _check_name(digest)
@@ -153,6 +158,10 @@ class Session:
         key, shared = (infer.request_id, infer.attempt), self._companion
         if key in self._requests:
             return  # the same attempt twice gets one answer
+        if key in self._cancelled:
+            del self._cancelled[key]
+            shared.metrics.requests.labels("cancelled").inc()
+            return
         shared.metrics.received_bytes.inc(incoming.payload.nbytes)
         deadline_at_s = incoming.received_at_s + infer.budget_ms / 1000
         try:
@@ -260,12 +269,16 @@ class Session:
         return await asyncio.to_thread(encode, outputs, codec)
 
     def _cancel(self, cancel: Cancel) -> None:
-        task = self._requests.get((cancel.request_id, cancel.attempt))
+        key = cancel.request_id, cancel.attempt
+        task = self._requests.get(key)
         if task is not None:
             task.cancel()
             self._companion.metrics.requests.labels("cancelled").inc()
-        else:
-            self._channel.forget(cancel.request_id, cancel.attempt)
+            return
+        self._channel.forget(*key)  # its reply may wait to be sent
+        self._cancelled[key] = None
+        if len(self._cancelled) > CANCELS_REMEMBERED:
+            del self._cancelled[next(iter(self._cancelled))]
 
     def _refuse_request(self, infer: Infer, error: IsthmusError) -> None:
         self._companion.metrics.requests.labels(error.code).inc()

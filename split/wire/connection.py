@@ -9,6 +9,7 @@ already has (`receive`); it takes frames to write from `next_frame`, one at a ti
 from __future__ import annotations
 
 import mmap
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -38,13 +39,14 @@ from split.wire.limits import (
     MAX_WAITING_PONGS,
     Limits,
 )
-from split.wire.messages import PROTOCOL_MAJOR, Hello, Infer, Message, Ping, Pong, Priority, Refused, Reply
+from split.wire.messages import LANES, PROTOCOL_MAJOR, Hello, Infer, Message, Ping, Pong, Priority, Refused, Reply
 from split.wire.outbox import Outbox, Outgoing
 
 _SCRATCH_BYTES: Final = 64 * KIB
 _DIRECT_FROM_BYTES: Final = 4 * KIB
 """A shorter rest of a body is read through the scratch buffer, with whatever comes behind it."""
 _NOTHING: Final = memoryview(b"")
+_SESSION: Final = re.compile("[0-9a-f]{32}")
 
 
 class VersionMismatch(RemoteProtocolError):
@@ -134,6 +136,17 @@ class WireConnection:
     def queued_bytes(self) -> int:
         """Bytes of messages accepted and not yet taken as frames."""
         return self._outbox.queued_bytes
+
+    @property
+    def frame_bytes(self) -> int:
+        """Size of the next frames, header and body, at most; what is under way changes with it. To be set to what the
+        link takes in some milliseconds: a frame is what an urgent message may have to wait for."""
+        return self._outbox.frame_bytes
+
+    @frame_bytes.setter
+    def frame_bytes(self, frame_bytes: int) -> None:
+        assert FRAME_HEADER_BYTES < frame_bytes <= MAX_FRAME_BYTES, frame_bytes
+        self._outbox.frame_bytes = frame_bytes
 
     def send(self, message: Message, payload: Sequence[Buffer] = (), priority: Priority = Priority.NORMAL) -> None:
         """Queue a message; the payload is not copied and must not change until its frames were taken.
@@ -352,6 +365,13 @@ class WireConnection:
                 f"a Hello's max_message_bytes must be {MAX_HELLO_BYTES} to {MAX_MESSAGE_BYTES}, "
                 f"got {message.max_message_bytes}"
             )
+        if (message.lane == "") != (message.session == "") or message.lane not in LANES:
+            raise RemoteProtocolError(
+                f"a Hello names a session and one of its lanes {LANES[1:]}, or neither, got {message.session[:40]!r} "
+                f"and {message.lane[:40]!r}"
+            )
+        if message.session and not _SESSION.fullmatch(message.session):
+            raise RemoteProtocolError(f"a Hello's session must be 32 hex digits, got {message.session[:40]!r}")
         self.peer_hello = message
         return message
 
@@ -376,5 +396,5 @@ def _is_of(message: Message, request_id: str, attempt: int) -> bool:
 
 def _may_be_taken_back(outgoing: Outgoing) -> bool:
     """All but the Hello, and what has begun of CONTROL: the refusal must come after these."""
-    kept = isinstance(outgoing.message, Hello) or outgoing.frames is not None
+    kept = isinstance(outgoing.message, Hello) or outgoing.begun
     return outgoing.priority is not Priority.CONTROL or not kept

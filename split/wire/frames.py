@@ -8,7 +8,7 @@ contradict them. Layout and rules: PROTOCOL.md §2.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -32,7 +32,7 @@ class FrameKind(IntEnum):
     CONTINUE = 2
     RESET = 3
     CREDIT = 128
-    """Reserved for byte credits of a later v1.x, skipped today (PROTOCOL.md §7)."""
+    """Reserved for byte credits of a later v1.x, skipped today (PROTOCOL.md §8)."""
 
 
 SKIPPABLE_FROM: Final = 128
@@ -109,31 +109,53 @@ def may_have_payload(message: Message) -> bool:
     return isinstance(message, PAYLOAD_MESSAGES)
 
 
-def cut_into_frames(
-    metadata: bytes, payload: Sequence[Buffer], *, priority: Priority, number: int, frame_bytes: int
-) -> Iterator[bytes]:
-    """The frames of one message, each at most `frame_bytes` long, made one at a time (each byte is copied once, here).
+class FrameCutter:
+    """The frames of one message, made one at a time and as large as asked for each (each byte is copied once, here).
 
     Header and body are joined: under TLS a frame then fills whole records, and one write is one system call.
     """
-    room = frame_bytes - FRAME_HEADER_BYTES
-    pieces = [memoryview(metadata)]
-    pieces += [piece for part in payload if (piece := memoryview(part).cast("B")).nbytes]
-    pieces.reverse()
-    left = sum(piece.nbytes for piece in pieces)
-    header = FrameHeader(FrameKind.BEGIN, priority, number, min(room, left), len(metadata), left - len(metadata))
-    while True:
-        body: list[Buffer] = [header.encode()]
+
+    __slots__ = ("_metadata_bytes", "_pieces", "_priority", "left", "number")
+
+    def __init__(self, metadata: bytes, payload: Sequence[Buffer], *, priority: Priority) -> None:
+        self._pieces = [memoryview(metadata)]
+        self._pieces += [piece for part in payload if (piece := memoryview(part).cast("B")).nbytes]
+        self._pieces.reverse()
+        self._priority = priority
+        self._metadata_bytes = len(metadata)
+        self.left = sum(piece.nbytes for piece in self._pieces)
+        """Bytes of the message that are in no frame yet."""
+        self.number = 0
+        """Of the message, given with its first frame; 0 before."""
+
+    def begin(self, number: int, body_bytes: int) -> bytes:
+        """The first frame, with at most `body_bytes` (at least 1) of the message, which is `number` from now on."""
+        self.number = number
+        body_bytes = min(body_bytes, self.left)
+        payload_bytes = self.left - self._metadata_bytes
+        return self._join(
+            FrameHeader(FrameKind.BEGIN, self._priority, number, body_bytes, self._metadata_bytes, payload_bytes)
+        )
+
+    def proceed(self, body_bytes: int) -> bytes:
+        """The next frame, with at most `body_bytes` (at least 1) of what is left (at least 1)."""
+        return self._join(
+            FrameHeader(FrameKind.CONTINUE, self._priority, self.number, min(body_bytes, self.left), 0, 0)
+        )
+
+    def reset(self) -> bytes:
+        """The frame that voids what was sent of the message."""
+        return FrameHeader(FrameKind.RESET, self._priority, self.number, 0, 0, 0).encode()
+
+    def _join(self, header: FrameHeader) -> bytes:
         need = header.body_bytes
+        self.left -= need
+        frame: list[Buffer] = [header.encode()]
         while need:
-            piece = pieces.pop()
+            piece = self._pieces.pop()
             if piece.nbytes > need:
-                pieces.append(piece[need:])
+                self._pieces.append(piece[need:])
                 piece = piece[:need]
-            body.append(piece)
+            frame.append(piece)
             need -= piece.nbytes
-        left -= header.body_bytes
-        yield b"".join(body)
-        if not left:
-            return
-        header = FrameHeader(FrameKind.CONTINUE, priority, number, min(room, left), 0, 0)
+        return b"".join(frame)

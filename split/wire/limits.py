@@ -48,7 +48,8 @@ class Limits:
     """What one side of a connection sends at once and is willing to hold."""
 
     frame_bytes: int = 64 * KIB
-    """Largest frame sent, header and body: 4 full TLS records; 52 ms at 10 Mbit/s, 10 ms at 50."""
+    """Largest frame sent at first, header and body: 4 full TLS records; 52 ms at 10 Mbit/s, 10 ms at 50. Whoever
+    measures the link sets it anew (`WireConnection.frame_bytes`)."""
     max_message_bytes: int = 256 * MIB
     """Largest message taken, metadata and payload; announced in the Hello."""
     queue_bytes: int = 8 * MIB

@@ -12,7 +12,11 @@ from enum import IntEnum
 import msgspec
 
 PROTOCOL_MAJOR = 1
-PROTOCOL_MINOR = 0
+PROTOCOL_MINOR = 1
+"""What each added stands in PROTOCOL.md §8."""
+
+LANES = ("", "urgent", "bulk")
+"""Of a Hello: the only connection of its session, the first of two, the second."""
 
 
 class Priority(IntEnum):
@@ -47,6 +51,10 @@ class Hello(_Meta, tag="hello", frozen=True, kw_only=True):
     kernels: dict[str, int] = {}
     """Operator → what its integer kernel answers to a built-in question (companion only); where the device's answers
     are others, no model that computes in integers is shared."""
+    session: str = ""
+    """32 hex digits, chosen at random by the device for each session of two connections (device only)."""
+    lane: str = ""
+    """One of LANES; empty together with `session`."""
 
 
 class ModelOffer(_Meta, tag="model-offer", frozen=True, kw_only=True):

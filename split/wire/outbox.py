@@ -7,28 +7,33 @@ message that is dropped half-way is followed by its RESET. What may be sent when
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 from split.errors import Overloaded
-from split.wire.frames import Buffer, FrameHeader, FrameKind, cut_into_frames
+from split.wire.frames import Buffer, FrameCutter
 from split.wire.limits import CONTROL_QUEUE_BYTES, FRAME_HEADER_BYTES, MESSAGE_OVERHEAD_BYTES
 from split.wire.messages import Message, Priority
 
 
 class Outgoing:
-    """A message that is not yet out; `frames` is set when its first frame was made."""
+    """A message that is not yet out."""
 
-    __slots__ = ("frames", "left", "message", "metadata", "number", "payload", "priority")
+    __slots__ = ("frames", "message", "priority")
 
     def __init__(self, message: Message, metadata: bytes, payload: Sequence[Buffer], priority: Priority) -> None:
         self.message = message
-        self.metadata = metadata
-        self.payload = payload
         self.priority = priority
-        self.left = len(metadata) + sum(memoryview(part).nbytes for part in payload)
-        self.number = 0
-        self.frames: Iterator[bytes] | None = None
+        self.frames = FrameCutter(metadata, payload, priority=priority)
+
+    @property
+    def left(self) -> int:
+        """Bytes that are in no frame yet."""
+        return self.frames.left
+
+    @property
+    def begun(self) -> bool:
+        return self.frames.number > 0
 
 
 class Outbox:
@@ -36,7 +41,8 @@ class Outbox:
 
     def __init__(self, *, queue_bytes: int, frame_bytes: int) -> None:
         self._queue_bytes = queue_bytes
-        self._frame_bytes = frame_bytes
+        self.frame_bytes = frame_bytes
+        """Of the next frames, header and body, at most."""
         self._queues: dict[Priority, deque[Outgoing]] = {priority: deque() for priority in Priority}
         self._resets: deque[bytes] = deque()
         self._next_number = 1
@@ -65,9 +71,8 @@ class Outbox:
         for outgoing in [one for one in chain.from_iterable(self._queues.values()) if unwanted(one)]:
             self._queues[outgoing.priority].remove(outgoing)
             self._count(outgoing.priority, -outgoing.left, -MESSAGE_OVERHEAD_BYTES)
-            if reset and outgoing.frames is not None:
-                header = FrameHeader(FrameKind.RESET, outgoing.priority, outgoing.number, 0, 0, 0)
-                self._resets.append(header.encode())
+            if reset and outgoing.begun:
+                self._resets.append(outgoing.frames.reset())
 
     def count(self, kind: type[Message]) -> int:
         """How many messages of that kind and of priority CONTROL wait."""
@@ -81,19 +86,13 @@ class Outbox:
         if queue is None:
             return None
         outgoing = queue[0]
-        if outgoing.frames is None:
-            outgoing.number = self._next_number
+        room = self.frame_bytes - FRAME_HEADER_BYTES
+        if outgoing.begun:
+            frame = outgoing.frames.proceed(room)
+        else:
+            frame = outgoing.frames.begin(self._next_number, room)
             self._next_number += 1
-            outgoing.frames = cut_into_frames(
-                outgoing.metadata,
-                outgoing.payload,
-                priority=outgoing.priority,
-                number=outgoing.number,
-                frame_bytes=self._frame_bytes,
-            )
-        frame = next(outgoing.frames)
         body_bytes = len(frame) - FRAME_HEADER_BYTES
-        outgoing.left -= body_bytes
         if outgoing.left == 0:
             queue.popleft()
         self._count(outgoing.priority, -body_bytes, 0 if outgoing.left else -MESSAGE_OVERHEAD_BYTES)

@@ -529,6 +529,30 @@ async def test_a_cancelled_request_is_dropped_and_not_answered(house, chain, fee
     assert house.companion.admission.inflight_requests == 0
 
 
+async def test_a_cancel_that_overtakes_its_request_is_remembered_until_the_request_comes(house, chain, feeds):
+    device = house.connect()
+    await device.bring(chain)
+    device.channel.send(Cancel(request_id="late", attempt=1))
+    for attempt in (1, 2):
+        device.channel.send(*chain.infer(feeds, request_id="late", attempt=attempt))
+    device.channel.send(*chain.infer(feeds, request_id="other"))
+    answers = [await device.next() for _ in range(2)]
+    assert {(answer.request_id, answer.attempt) for answer in answers} == {("late", 2), ("other", 1)}
+    await device.session.drained()
+    assert house.companion.admission.inflight_requests == 0
+
+
+async def test_of_cancels_whose_request_never_comes_the_last_256_are_remembered(house, chain, feeds):
+    device = house.connect()
+    await device.bring(chain)
+    for number in range(300):
+        device.channel.send(Cancel(request_id=f"{number}", attempt=1))
+    for request_id in ("44", "43", "299"):
+        device.channel.send(*chain.infer(feeds, request_id=request_id))
+    assert (await device.next()).request_id == "43", "257th from the end"
+    assert len(device.session._cancelled) == 254
+
+
 async def test_the_same_attempt_twice_gets_one_answer_and_a_new_attempt_its_own(house, chain, feeds):
     device = house.connect()
     await device.bring(chain)

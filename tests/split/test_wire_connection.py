@@ -169,6 +169,34 @@ def test_nothing_is_sent_before_the_peers_hello() -> None:
         WireConnection(hello()).send(infer("a"))
 
 
+SESSION = "0123456789abcdef" * 2
+
+
+@pytest.mark.parametrize("lane", ["urgent", "bulk"])
+def test_a_hello_may_name_a_session_and_its_lane(lane: str) -> None:
+    connection = WireConnection(hello())
+    connection.receive(message_bytes(1, HELLO_FIELDS | {"session": SESSION, "lane": lane}, priority=0))
+    assert connection.peer_hello is not None
+    assert (connection.peer_hello.session, connection.peer_hello.lane) == (SESSION, lane)
+
+
+@pytest.mark.parametrize(
+    ("session", "lane", "said"),
+    [
+        (SESSION, "", "a session and one of its lanes"),
+        ("", "bulk", "a session and one of its lanes"),
+        (SESSION, "fast", "a session and one of its lanes"),
+        (SESSION[1:], "bulk", "32 hex digits"),
+        (SESSION + "\n", "bulk", "32 hex digits"),
+        ("../" + SESSION[3:], "urgent", "32 hex digits"),
+    ],
+)
+def test_a_session_without_lane_or_of_another_form_is_refused(session: str, lane: str, said: str) -> None:
+    connection = WireConnection(hello())
+    connection.receive(message_bytes(1, HELLO_FIELDS | {"session": session, "lane": lane}, priority=0))
+    assert said in str(connection.failure)
+
+
 # ---- messages
 
 
@@ -252,6 +280,18 @@ def test_data_to_send_stops_at_its_measure_but_gives_at_least_one_frame() -> Non
     left.send(infer("a"), [bytes(1_000)])
     assert [len(data) for data in left.data_to_send(1)] == [64]
     assert [len(data) for data in left.data_to_send(128)] == [64, 64]
+
+
+def test_the_size_of_frames_may_change_while_a_message_is_under_way() -> None:
+    left, right = pair(SMALL_FRAMES)
+    left.send(infer("a"), [bytes(5_000)])
+    frames = left.data_to_send(1)
+    left.frame_bytes = 1_000
+    frames += left.data_to_send(1)
+    left.frame_bytes = 100
+    frames += drain(left)
+    assert [len(data) for data in frames[:3]] == [64, 1_000, 100]
+    assert [len(one.payload) for data in frames for one in right.receive(data)] == [5_000]
 
 
 # ---- forget

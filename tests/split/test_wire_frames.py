@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from split.errors import RemoteProtocolError
-from split.wire.frames import FrameHeader, FrameKind, cut_into_frames, decode_header, decode_metadata, encode_metadata
+from split.wire.frames import FrameCutter, FrameHeader, FrameKind, decode_header, decode_metadata, encode_metadata
 from split.wire.messages import Cancel, Ping, Pong, Priority
 
 BEGIN = bytes.fromhex("01 02 0000 07000000 05000000 03000000 02000000".replace(" ", ""))
@@ -71,24 +71,28 @@ def test_kinds_from_128_on_are_left_to_later_versions() -> None:
 @given(
     st.binary(min_size=1, max_size=60),
     st.lists(st.binary(max_size=90), max_size=5),
-    st.integers(21, 100),
+    st.lists(st.integers(1, 80), min_size=1, max_size=5),
 )
-def test_the_bodies_of_a_messages_frames_joined_are_its_metadata_and_payload(
-    metadata: bytes, parts: list[bytes], frame_bytes: int
+def test_the_bodies_of_a_messages_frames_joined_are_its_metadata_and_payload_whatever_size_each_has(
+    metadata: bytes, parts: list[bytes], sizes: list[int]
 ) -> None:
-    frames = list(cut_into_frames(metadata, parts, priority=Priority.BULK, number=9, frame_bytes=frame_bytes))
+    cutter = FrameCutter(metadata, parts, priority=Priority.BULK)
+    frames = [cutter.begin(9, sizes[0])]
+    while cutter.left:
+        frames.append(cutter.proceed(sizes[len(frames) % len(sizes)]))
     whole = metadata + b"".join(parts)
     assert b"".join(frame[20:] for frame in frames) == whole
     assert frames[0][:20] == header_bytes(1, 3, 0, 9, len(frames[0]) - 20, len(metadata), len(whole) - len(metadata))
     for frame in frames[1:]:
         assert frame[:20] == header_bytes(2, 3, 0, 9, len(frame) - 20, 0, 0)
-    assert all(len(frame) == frame_bytes for frame in frames[:-1])
-    assert 20 < len(frames[-1]) <= frame_bytes
+    assert all(len(frame) - 20 == sizes[index % len(sizes)] for index, frame in enumerate(frames[:-1]))
+    assert 0 < len(frames[-1]) - 20 <= sizes[(len(frames) - 1) % len(sizes)]
+    assert cutter.reset() == header_bytes(3, 3, 0, 9, 0, 0, 0)
 
 
 def test_payload_of_wider_elements_is_cut_by_bytes() -> None:
     wide = memoryview(bytearray(range(16))).cast("I")
-    (frame,) = cut_into_frames(b"m", [wide], priority=Priority.NORMAL, number=1, frame_bytes=100)
+    frame = FrameCutter(b"m", [wide], priority=Priority.NORMAL).begin(1, 80)
     assert frame[20:] == b"m" + bytes(range(16))
 
 
