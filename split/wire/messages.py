@@ -67,12 +67,17 @@ class ModelOffer(_Meta, tag="model-offer", frozen=True, kw_only=True):
     """Symbolic dims of the golden inputs."""
     golden: bytes = b""
     """Golden inputs in codec payload format; empty: the built-in ones (same seed on both sides)."""
+    chunks: bytes = b""
+    """The files, one after the other, as pieces that other models may have too: for each 4 bytes of size (little-endian)
+    and 32 of SHA-256. Sent once the companion has said that it does not hold the model."""
 
 
 class ModelNeed(_Meta, tag="model-need", frozen=True, kw_only=True):
     digest: str
     missing: tuple[tuple[str, int], ...]
     """(file, offset): send from there on; empty when all is held."""
+    lengths: tuple[int, ...] = ()
+    """Bytes to send from each of these offsets; empty: to the end of the file."""
 
 
 class ModelChunk(_Meta, tag="model-chunk", frozen=True, kw_only=True):
