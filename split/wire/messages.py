@@ -68,8 +68,8 @@ class ModelOffer(_Meta, tag="model-offer", frozen=True, kw_only=True):
     golden: bytes = b""
     """Golden inputs in codec payload format; empty: the built-in ones (same seed on both sides)."""
     chunks: bytes = b""
-    """The files, one after the other, as pieces that other models may have too: for each 4 bytes of size (little-endian)
-    and 32 of SHA-256. Sent once the companion has said that it does not hold the model."""
+    """The files, one after the other, as pieces that other models may have too: for each 4 bytes of size
+    (little-endian) and 32 of SHA-256. Sent once the companion has said that it does not hold the model."""
 
 
 class ModelNeed(_Meta, tag="model-need", frozen=True, kw_only=True):
