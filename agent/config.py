@@ -60,8 +60,8 @@ class Limits(_Section, frozen=True, kw_only=True):
 
 class Workbench(_Section, frozen=True, kw_only=True):
     timeout_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 300.0
-    """Seconds for cutting or measuring one model in its child process; either takes seconds to a minute, and what needs
-    five minutes hangs and is ended."""
+    """Seconds for cutting or measuring one model in its child process, and for opening it; each takes seconds to a
+    minute, and what needs five minutes hangs and is ended."""
     memory_bytes: Annotated[int, msgspec.Meta(ge=256 << 20)] | None = None
     """Bytes of memory that the child process may fill; off: 4 GiB and 8 for each byte of the model's files, at most
     three quarters of what the machine has."""

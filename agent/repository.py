@@ -89,8 +89,8 @@ def find_card(cache_dir: Path, path: Path) -> tuple[Path, ModelCard] | None:
 class Repository:
     """Owns the entries and the tasks that load them.
 
-    `timeout_s`, `memory_bytes`: of each child process, see `run_child`. `runtime`, `machine`: what a profile must have
-    been measured on. `on_ready` and `on_gone` tell planner and uplink.
+    `timeout_s`, `memory_bytes`: of each child process, see `run_child`; opening a model here may take as long.
+    `runtime`, `machine`: what a profile must have been measured on. `on_ready` and `on_gone` tell planner and uplink.
     """
 
     def __init__(
@@ -274,10 +274,22 @@ class Repository:
         )
         await self._adopt_forms(model)
         self._store.keep(Path(card.path))
-        await self._warm_up(model)
+        await self._open(model)
         entry.model, entry.state = model, ModelState.READY
         entry.settled.set()
         log.info("model=%s version=%s ready, %d cuts", entry.name, entry.version, len(card.cuts))
+
+    async def _open(self, model: ServedModel) -> None:
+        """Here, where a child opened it before: with other threads, and beside what else is open."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._warm_up(model)
+        except TimeoutError:
+            self._close(model.folder, model.card)
+            raise InvalidModel(
+                f"load timeout: the runtime did not open {model.card.path} within {self._timeout_s:g} s, though it did "
+                "in a child process; restart the daemon, and see that its processors are not taken away from it"
+            ) from None
 
     async def _to_profiled(self, entry: Entry) -> None:
         """Costs measured (or read from the cache), then the planner may choose."""

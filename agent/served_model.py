@@ -97,7 +97,7 @@ class ServedModel:
 
     async def _opened(self, path: Path) -> Segment:
         segment = self.store.opened(path)
-        return segment if segment is not None else await asyncio.to_thread(self.store.get, path)
+        return segment if segment is not None else await asyncio.wrap_future(self.store.opening(path))
 
     def activation_ms(self, cut: CutId | None) -> float:
         """What opening the tail of `cut`, or the whole (None), is expected to take now; 0.0 while it is open."""

@@ -14,13 +14,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from split.errors import IsthmusError
 from split.profiles.measured import Tuning
+from split.runtime.background import Background, in_own_thread
 from split.runtime.engine import Engine, Segment
 from split.runtime.eviction import LruK
 from split.runtime.optimised import Optimised
@@ -86,7 +87,9 @@ class SegmentStore:
         """Goes up whenever `activation_ms` of anything may have changed."""
         self._trimming = False
         """Is about to happen."""
-        self._behind = ThreadPoolExecutor(1, thread_name_prefix="isthmus-warm")
+        self._behind = Background("isthmus-warm")
+        self._openings: dict[Path, Future[Segment]] = {}
+        """Under way in threads of their own: one for each file, however many wait for it."""
 
     def get(self, path: Path) -> Segment:
         """The segment of this file, opened if it is not open yet. InvalidModel when the engine refuses it."""
@@ -111,6 +114,22 @@ class SegmentStore:
                 return None
             self._uses.use(path)
             return slot.segment
+
+    def opening(self, path: Path) -> Future[Segment]:
+        """`get` in a thread of its own, which holds up nobody who does not wait for it, even where the engine hangs."""
+        with self._lock:
+            known = self._openings.get(path)
+            if known is not None:
+                return known
+            opening = in_own_thread(lambda: self.get(path), name=f"isthmus-open {path.name}")
+            self._openings[path] = opening
+        opening.add_done_callback(lambda done: self._opening_ended(path, done))
+        return opening
+
+    def _opening_ended(self, path: Path, opening: Future[Segment]) -> None:
+        with self._lock:  # which must not be what keeps the segment
+            if self._openings.get(path) is opening:
+                del self._openings[path]
 
     def warm(self, paths: Iterable[Path]) -> Future[None]:
         """Have these open, in the background, in the form that runs fastest: what is likely to be asked for next.
@@ -184,8 +203,10 @@ class SegmentStore:
     def forget(self, place: Path) -> None:
         """Let go of the segment of this file, or of every segment whose file lies in this folder, in any form."""
         with self._lock:
-            for path in [path for path in {*self._slots, *self._preferred} if place in (path, path.parent)]:
+            known = {*self._slots, *self._preferred, *self._openings}
+            for path in [path for path in known if place in (path, path.parent)]:
                 self._let_go(path)
+                self._openings.pop(path, None)
                 self._preferred.pop(path, None)
                 self._opening_ms.pop(path, None)
                 self._uses.forget(path)
@@ -200,8 +221,8 @@ class SegmentStore:
             self._preferred.clear()
 
     def close(self) -> None:
-        """`clear`, and nothing is opened in the background any more."""
-        self._behind.shutdown(wait=True, cancel_futures=True)
+        """`clear`, and nothing is opened in the background any more; an opening that hangs is left to itself."""
+        self._behind.close()
         self.clear()
 
     @property
@@ -265,7 +286,7 @@ class SegmentStore:
         if slot.improving or slot.form == wanted:
             return
         with contextlib.suppress(RuntimeError):  # closing
-            self._behind.submit(self._improve, path, slot, wanted)
+            self._behind.submit(lambda: self._improve(path, slot, wanted))
             slot.improving = True
 
     def _wanted(self, path: Path) -> _Form:

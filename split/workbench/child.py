@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 Progress = Callable[[str, float], None]
 """Called with the stage's name and the ratio done, 0…1."""
 
+LOADING: Final = ("prepare", "probe")
+"""Jobs without which a model does not load."""
+
 LINE_BYTES_MAX: Final = 1 << 20
 STDERR_BYTES_KEPT: Final = 2000
 DRAIN_S: Final = 5.0
@@ -105,6 +108,7 @@ class _Outcome:
     """What the child said, and what that means for the caller."""
 
     def __init__(self, command: Sequence[str], limits: Limits, on_progress: Progress | None) -> None:
+        self._job = command[0]
         self._what = f"{command[0]} of {command[1] if len(command) > 1 else 'the model'}"
         self._limits = limits
         self._on_progress = on_progress
@@ -135,7 +139,8 @@ class _Outcome:
         """Raise what has to be raised."""
         if self.timed_out_s is not None:
             raise InvalidModel(
-                f"{self._what} did not end within {self.timed_out_s:g} s; the model is too big or makes it hang"
+                f"{'load timeout: ' if self._job in LOADING else ''}{self._what} did not end within "
+                f"{self.timed_out_s:g} s; the model is too big or makes it hang"
             )
         if self._error is not None:
             code, text = self._error

@@ -23,6 +23,7 @@ import pytest
 
 from agent.config import AgentConfig, Listen, Workbench
 from agent.daemon import Daemon
+from agent.repository import find_card
 from split.profiles.address import HostPort
 from split.workbench import child
 
@@ -128,7 +129,7 @@ async def test_o_rt_01_pinned_to_one_core_the_agent_uses_one_thread_and_says_so(
     assert b"affinity" not in log.lower()
 
 
-async def test_o_rt_02_a_load_that_hangs_ends_at_its_limit_and_the_others_serve_meanwhile(
+async def test_o_rt_02_a_load_that_hangs_in_the_child_ends_at_its_limit_and_the_others_serve_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right: Any = child._argv
@@ -153,8 +154,85 @@ async def test_o_rt_02_a_load_that_hangs_ends_at_its_limit_and_the_others_serve_
             return (await caller.states())["stuck"][0] == "UNAVAILABLE"
 
         await caller.until(gone)
-        assert "did not end within 5 s" in (await caller.states())["stuck"][1]
+        reason = (await caller.states())["stuck"][1]
+        assert reason.startswith("load timeout: probe of ")
+        assert "did not end within 5 s" in reason
         assert (await caller.infer("good", [floats(1, 2, 3)]))[0] == 200
+
+
+HANGING_DAEMON = """
+import sys, threading
+from split.runtime.segment import OrtEngine
+
+places = sys.argv.pop(1), sys.argv.pop(1)
+
+def hanging(right):
+    def open_as(engine, path, **how):
+        if str(path).startswith(places):
+            threading.Event().wait()
+        return right(engine, path, **how)
+    return open_as
+
+OrtEngine.open, OrtEngine.open_optimised = hanging(OrtEngine.open), hanging(OrtEngine.open_optimised)
+from agent.cli import run
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+async def test_o_rt_02_a_load_that_hangs_in_the_daemon_ends_at_its_limit_and_the_daemon_lives_and_stops(
+    tmp_path: Path,
+) -> None:
+    lay(tmp_path / "models", "good", IDENTITY)
+    model = lay(tmp_path / "models", "stuck", IDENTITY.replace("Identity", "Neg"))
+    async with daemon(tmp_path) as caller:  # what children do is done here, within the usual limits
+        await caller.until(caller.settled)
+    found = find_card(tmp_path / "cache", model)
+    assert found is not None
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    config = tmp_path / "agent.yaml"
+    config.write_text(
+        f"models: {tmp_path}/models\nstate_dir: {tmp_path}/state\ncache_dir: {tmp_path}/cache\n"
+        f"listen: {{http: '127.0.0.1:{port}'}}\nworkbench: {{timeout_s: 2}}\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", HANGING_DAEMON, str(model), str(found[0]), "agent", "--config", str(config)),
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    alive = []
+    try:
+        async with aiohttp.ClientSession() as session:
+            caller = Caller(session, f"http://127.0.0.1:{port}")
+
+            async def answered() -> bool:
+                assert process.returncode is None
+                try:
+                    alive.append((await caller.get("/v2/health/live"))[0])
+                    return await caller.settled()
+                except aiohttp.ClientError:
+                    return False
+
+            await caller.until(answered)
+            assert set(alive) == {200}
+            states = await caller.states()
+            assert states["good"] == ("READY", "")
+            assert states["stuck"] == (
+                "UNAVAILABLE",
+                f"load timeout: the runtime did not open {model} within 2 s, though it did in a child process; restart "
+                "the daemon, and see that its processors are not taken away from it",
+            )
+            assert (await caller.infer("stuck", [floats(1, 2, 3)]))[0] == 503
+            assert (await caller.infer("good", [floats(1, 2, 3)]))[1]["outputs"][0]["data"] == [1, 2, 3]
+            process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(60):
+                await process.communicate()
+            assert process.returncode == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
 
 
 async def test_o_rt_05_bfloat16_at_the_edge_of_a_model_is_refused_at_load(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """SegmentStore over an engine of stand-ins that count how often they are opened."""
 
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -361,3 +362,32 @@ def test_a_scan_over_all_segments_does_not_drive_out_the_one_in_use(tmp_path: Pa
     for path in others:
         store.get(path)
     assert store.is_open(used)
+
+
+def test_an_opening_that_hangs_is_shared_by_those_who_wait_and_forgotten_with_its_file(tmp_path: Path) -> None:
+    engine = CountingEngine()
+    store = SegmentStore(engine, threads=1, budget_bytes=1000)
+    [a] = files(tmp_path, {"a.onnx": 10})
+    engine.may_finish.clear()
+    stuck = store.opening(a)
+    assert store.opening(a) is stuck
+    assert engine.entered.wait(30)
+    store.forget(a)
+    again = store.opening(a)
+    assert again is not stuck
+    engine.may_finish.set()
+    assert stuck.result(30) is not again.result(30)
+    assert store.get(a) is again.result(30)
+    store.close()
+
+
+def test_a_segment_that_was_opened_in_its_own_thread_goes_with_its_last_holder(tmp_path: Path) -> None:
+    store = SegmentStore(CountingEngine(), threads=1, budget_bytes=1000)
+    [a] = files(tmp_path, {"a.onnx": 10})
+    gone = weakref.ref(store.opening(a).result(30))
+    for thread in [one for one in threading.enumerate() if one.name == "isthmus-open a.onnx"]:
+        thread.join(30)
+    assert gone() is not None
+    store.forget(a)
+    assert gone() is None
+    store.close()
