@@ -1,6 +1,6 @@
 """The child process of the workbench: one job a run, JSON lines on stdout for progress and errors (see `child.py`).
 
-python -m split.workbench MEMORY_BYTES CPU_S PARENT_PID JOB…, the first three as `limits.py` has them, JOB one of
+python -m split.workbench FORMATS MEMORY_BYTES CPU_S PARENT_PID JOB…, the numbers as `limits.py` has them, JOB one of
 
 prepare MODEL (--folder DIR | --cache DIR) [--dims JSON] [--inputs FILE.npz]
 part    MODEL --folder DIR --cut ID --bitmap HEX         the card of the cut goes to DIR/ID.json
@@ -25,7 +25,7 @@ from typing import Any, Final
 import msgspec
 
 from split.errors import EngineFailed, InvalidModel, InvalidRequest, IsthmusError, ModelUnavailable
-from split.workbench.child import say
+from split.workbench.child import FORMATS, say
 from split.workbench.limits import Limits, apply_limits, tells_of_memory
 
 BACKGROUND_NICE: Final = 15
@@ -34,7 +34,9 @@ BACKGROUND_NICE: Final = 15
 
 def main(arguments: list[str]) -> int:
     """Exit status: 0, or 1 after an error line."""
-    parsed = _parser().parse_args(arguments)
+    if arguments[0] != FORMATS:  # before anything else of the command line is taken to be what this code expects
+        return _fail(ModelUnavailable.code, _replaced(arguments[0]))
+    parsed = _parser().parse_args(arguments[1:])
     # Native libraries print on file descriptor 1; it belongs to our messages alone.
     sys.stdout = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -67,6 +69,13 @@ class _ParentsLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         say({"warning": record.getMessage()})
+
+
+def _replaced(formats: str) -> str:
+    return (
+        f"the files of Isthmus in {Path(__file__).resolve().parents[1]} were replaced while this program runs (they "
+        f"write {FORMATS}, it reads {formats}); restart it: systemctl restart isthmus-agent, or isthmus-cloud"
+    )
 
 
 def _fail(code: str, message: str) -> int:

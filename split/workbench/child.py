@@ -19,12 +19,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from split.errors import InvalidModel, IsthmusError
+from split.graph.card import CARD_VERSION
+from split.profiles.measured import PROFILE_VERSION
 from split.workbench.limits import Limits, default_limits, tells_of_memory
 
 log = logging.getLogger(__name__)
 
 Progress = Callable[[str, float], None]
 """Called with the stage's name and the ratio done, 0…1."""
+
+FORMATS: Final = f"card-{CARD_VERSION}-profile-{PROFILE_VERSION}"
+"""What this code writes and reads. The child is told its parent's: it may start from files that an upgrade replaced."""
 
 LOADING: Final = ("prepare", "probe")
 """Jobs without which a model does not load."""
@@ -194,9 +199,9 @@ def _end(pid: int) -> None:
 
 
 def _argv(command: Sequence[str], limits: Limits) -> list[str]:
-    bounds = (limits.memory_bytes, limits.cpu_s, os.getpid())
+    start = (FORMATS, limits.memory_bytes, limits.cpu_s, os.getpid())
     # -P: a folder `split` or a file `numpy.py` in the working directory is not ours.
-    return [sys.executable, "-P", "-m", "split.workbench", *map(str, bounds), *command]
+    return [sys.executable, "-P", "-m", "split.workbench", *map(str, start), *command]
 
 
 def _environment() -> dict[str, str]:

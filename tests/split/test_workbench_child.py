@@ -15,12 +15,15 @@ import onnx.parser
 import pytest
 
 from split.errors import CutRefused, EngineFailed, InvalidModel, InvalidRequest, ModelUnavailable
-from split.graph.card import read_card
+from split.graph.card import CARD_VERSION, read_card
+from split.profiles.measured import PROFILE_VERSION
 from split.workbench import child
 from split.workbench.child import run_child, run_child_sync
 
 TEXT = """<ir_version: 8, opset_import: ["" : 18]>
     g (float[2] x) => (float[2] y) { a = Neg(x)  y = Abs(a) }"""
+
+CODE = Path(child.__file__).resolve().parents[1]
 
 
 @pytest.fixture
@@ -96,6 +99,20 @@ async def test_a_child_that_fails_without_a_word_of_ours_shows_its_last_line(mon
     scripted(monkeypatch, "raise RuntimeError('something native')")
     with pytest.raises(InvalidModel, match=r"failed \(1\): RuntimeError: something native"):
         await run_child(["prepare", "m.onnx"], timeout_s=60)
+
+
+async def test_a_child_whose_code_was_replaced_under_a_running_program_says_so_and_what_to_do(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "FORMATS", "card-5-profile-9")
+    with pytest.raises(ModelUnavailable) as caught:
+        await run_child(["prepare", str(model), "--folder", str(tmp_path / "parts")], timeout_s=60)
+    assert str(caught.value) == (
+        f"the files of Isthmus in {CODE} were replaced while this program runs (they write "
+        f"card-{CARD_VERSION}-profile-{PROFILE_VERSION}, it reads card-5-profile-9); restart it: systemctl restart "
+        "isthmus-agent, or isthmus-cloud"
+    )
+    assert not (tmp_path / "parts").exists()
 
 
 async def test_noise_on_stdout_does_not_disturb(monkeypatch: pytest.MonkeyPatch) -> None:
