@@ -179,6 +179,7 @@ class Daemon:
                 max_message_bytes=DEFAULT_LIMITS.max_message_bytes,
                 codecs=CODECS,
                 image=image_fingerprint(),
+                window_bytes=DEFAULT_LIMITS.unread_bytes,
             ),
             timeout_s=DIAL_TIMEOUT_S,
         )

@@ -108,6 +108,7 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
             models=store.held()[:MODELS_TOLD],
             image=image,
             kernels=kernels,
+            window_bytes=limits.unread_bytes,
         )
 
     def live() -> bool:

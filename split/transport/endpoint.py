@@ -24,8 +24,10 @@ class Endpoint(ABC):
     def __init__(self, connection: WireConnection) -> None:
         self._connection = connection
         self._peer: PeerIdentity | None = None
-        self._unread: deque[Incoming] = deque()
+        self._unread: deque[tuple[Incoming, int]] = deque()
+        """With the credit that each gives back."""
         self._unread_bytes = 0
+        """Of what costs no credit."""
         self._holding = False
         self._reader: asyncio.Future[None] | None = None
         self._drainers: list[tuple[int, asyncio.Future[None]]] = []
@@ -104,8 +106,12 @@ class Endpoint(ABC):
                 await self._reader
             finally:
                 self._reader = None
-        incoming = self._unread.popleft()
-        self._unread_bytes -= incoming.payload.nbytes + MESSAGE_OVERHEAD_BYTES
+        incoming, credit_bytes = self._unread.popleft()
+        if credit_bytes:
+            if self._connection.release(credit_bytes) and self._closed_because is None:
+                self._pump()
+        else:
+            self._unread_bytes -= incoming.payload.nbytes + MESSAGE_OVERHEAD_BYTES
         if self._holding and self._unread_bytes <= self._connection.limits.unread_bytes // 2:
             self._holding = False
             self._hold_reading(False)
@@ -130,8 +136,10 @@ class Endpoint(ABC):
             return
         now_s = asyncio.get_running_loop().time()  # monotonic; a test's loop may have a clock of its own
         for received in messages:
-            self._unread.append(Incoming(message=received.message, payload=received.payload, received_at_s=now_s))
-            self._unread_bytes += received.payload.nbytes + MESSAGE_OVERHEAD_BYTES
+            incoming = Incoming(message=received.message, payload=received.payload, received_at_s=now_s)
+            self._unread.append((incoming, received.credit_bytes))
+            if not received.credit_bytes:
+                self._unread_bytes += received.payload.nbytes + MESSAGE_OVERHEAD_BYTES
         if not self._holding and self._unread_bytes > self._connection.limits.unread_bytes:
             self._holding = True
             self._hold_reading(True)

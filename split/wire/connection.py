@@ -8,58 +8,53 @@ already has (`receive`); it takes frames to write from `next_frame`, one at a ti
 
 from __future__ import annotations
 
-import mmap
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
-
 from split.errors import CompanionRefused, ConnectionLost, LocalProtocolError, RemoteProtocolError, TooLarge
+from split.wire.arriving import Arriving
+from split.wire.credit import Granted, cost
 from split.wire.frames import (
     SKIPPABLE_FROM,
     Buffer,
     FrameHeader,
     FrameKind,
+    decode_credit,
     decode_header,
     decode_metadata,
+    encode_credit,
     encode_metadata,
     may_have_payload,
 )
+from split.wire.greeting import VersionMismatch, read_hello
 from split.wire.limits import (
     DEFAULT_LIMITS,
     FRAME_HEADER_BYTES,
     KIB,
     MAX_FRAME_BYTES,
     MAX_HELLO_BYTES,
-    MAX_MESSAGE_BYTES,
     MAX_METADATA_BYTES,
     MAX_REASON_CHARACTERS,
     MAX_WAITING_PONGS,
     Limits,
 )
-from split.wire.messages import LANES, PROTOCOL_MAJOR, Hello, Infer, Message, Ping, Pong, Priority, Refused, Reply
+from split.wire.messages import (
+    CREDIT_SINCE_MINOR,
+    Hello,
+    Infer,
+    Message,
+    Ping,
+    Pong,
+    Priority,
+    Refused,
+    Reply,
+)
 from split.wire.outbox import Outbox, Outgoing
 
 _SCRATCH_BYTES: Final = 64 * KIB
 _DIRECT_FROM_BYTES: Final = 4 * KIB
 """A shorter rest of a body is read through the scratch buffer, with whatever comes behind it."""
-_NOTHING: Final = memoryview(b"")
-_SESSION: Final = re.compile("[0-9a-f]{32}")
-
-
-class VersionMismatch(RemoteProtocolError):
-    """The peer's major version is another one; an update mends it, trying again does not."""
-
-
-class _Version(msgspec.Struct, tag="hello", tag_field="t"):
-    """The one field of a Hello that every major version keeps, so that a stranger can be told why."""
-
-    major: int
-
-
-_version_decoder: Final = msgspec.msgpack.Decoder(_Version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,45 +63,8 @@ class Received:
 
     message: Message
     payload: memoryview
-
-
-def _room(size: int) -> memoryview:
-    """A buffer that takes memory as bytes come, not as they are announced: a header is cheap to send."""
-    if size <= MAX_FRAME_BYTES:
-        return memoryview(bytearray(size))
-    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-
-
-class _Arriving:
-    """A message under way to this side: metadata first, then the payload, each in a buffer of its exact size.
-
-    Both buffers have room for one more frame header behind their end: a read may then take the rest of a body and the
-    next header in one go, and the header is overwritten by the bytes that belong there.
-    """
-
-    __slots__ = ("filled", "metadata", "metadata_bytes", "number", "payload", "payload_bytes", "priority")
-
-    def __init__(self, header: FrameHeader) -> None:
-        self.number = header.number
-        self.priority = header.priority
-        self.metadata_bytes = header.metadata_bytes
-        self.payload_bytes = header.payload_bytes
-        self.metadata = _room(header.metadata_bytes + FRAME_HEADER_BYTES)
-        self.payload = _room(header.payload_bytes + FRAME_HEADER_BYTES) if header.payload_bytes else _NOTHING
-        self.filled = 0
-
-    @property
-    def missing(self) -> int:
-        return self.metadata_bytes + self.payload_bytes - self.filled
-
-    def place(self, body_left: int) -> tuple[memoryview, int]:
-        """Where the next bytes go (with room for a header behind), and how many of them are body."""
-        if self.filled < self.metadata_bytes:
-            take = min(body_left, self.metadata_bytes - self.filled)
-            return self.metadata[self.filled : self.filled + take + FRAME_HEADER_BYTES], take
-        start = self.filled - self.metadata_bytes
-        take = min(body_left, self.payload_bytes - start)
-        return self.payload[start : start + take + FRAME_HEADER_BYTES], take
+    credit_bytes: int
+    """What to give back (`WireConnection.release`) when the program has taken it; 0: costs none."""
 
 
 class WireConnection:
@@ -120,14 +78,20 @@ class WireConnection:
         """What the peer did wrong, or its reason for refusing us; the connection is to be closed once set."""
         self._closed_because: str | None = None
         self._outbox = Outbox(queue_bytes=limits.queue_bytes, frame_bytes=limits.frame_bytes)
+        self._window_bytes = hello.window_bytes
+        self._granted: Granted | None = None
+        """Once the peer is known to keep to its credit."""
+        self._credit = bytearray()
+        """What came of the body of a CREDIT frame."""
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._header = memoryview(bytearray(FRAME_HEADER_BYTES))
         self._header_filled = 0
-        self._arriving: dict[int, _Arriving | None] = dict.fromkeys(Priority)
+        self._arriving: dict[int, Arriving | None] = dict.fromkeys(Priority)
         self._highest_number = 0
-        self._current: _Arriving | None = None
+        self._current: Arriving | None = None
         self._body_left = 0
         self._direct_body = 0
+        self._is_credit = False
         self._outbox.put(self._pack(hello, (), Priority.CONTROL))
 
     # ---- out
@@ -136,6 +100,11 @@ class WireConnection:
     def queued_bytes(self) -> int:
         """Bytes of messages accepted and not yet taken as frames."""
         return self._outbox.queued_bytes
+
+    @property
+    def blocked(self) -> bool:
+        """Whether something waits and may not be sent before the peer has read what it has."""
+        return self._outbox.blocked
 
     @property
     def frame_bytes(self) -> int:
@@ -185,7 +154,8 @@ class WireConnection:
         self._outbox.drop(lambda one: _is_of(one.message, request_id, attempt), reset=True)
 
     def next_frame(self) -> bytes | None:
-        """The best frame now (a reset, else lowest priority number, else first come); None when nothing waits."""
+        """The best frame now (credit or a reset, else lowest priority number, else first come); None when nothing waits
+        or all that waits is `blocked`."""
         return self._outbox.next_frame()
 
     def data_to_send(self, max_bytes: int) -> list[bytes]:
@@ -205,6 +175,19 @@ class WireConnection:
         self._closed_because = message
 
     # ---- in
+
+    def release(self, credit_bytes: int) -> bool:
+        """The program has taken a message with this `Received.credit_bytes`; whether there is something to send now."""
+        if self._granted is None or self._closed_because is not None:
+            return False
+        self._granted.release(credit_bytes)
+        return self._top_up()
+
+    def _top_up(self) -> bool:
+        if self._granted is None or (total_bytes := self._granted.top_up()) is None:
+            return False
+        self._outbox.grant(encode_credit(total_bytes))
+        return True
 
     def get_buffer(self) -> memoryview:
         """Where the transport should put the next bytes: mostly the very place in the message they belong to."""
@@ -259,6 +242,8 @@ class WireConnection:
         if self._current is None:
             take = min(view.nbytes, self._body_left)
             self._body_left -= take
+            if self._is_credit:
+                self._take_credit(view[:take])
             return take
         place, room = self._current.place(self._body_left)
         take = min(view.nbytes, room)
@@ -270,6 +255,7 @@ class WireConnection:
         """Act on a header: check it against what is under way, and make room for a new message."""
         self._body_left = header.body_bytes
         self._current = None
+        self._is_credit = header.kind == FrameKind.CREDIT
         if header.kind >= SKIPPABLE_FROM:
             return
         if header.kind == FrameKind.BEGIN:
@@ -289,8 +275,19 @@ class WireConnection:
             raise RemoteProtocolError(
                 f"message {header.number} lacks {self._current.missing} bytes, a frame brings {header.body_bytes}"
             )
+        if self._granted is not None and header.priority != Priority.CONTROL:
+            self._granted.take(cost(header.body_bytes, begins=header.kind == FrameKind.BEGIN))
 
-    def _begin(self, header: FrameHeader) -> _Arriving:
+    def _take_credit(self, part: memoryview) -> None:
+        """Some bytes of a CREDIT's body. An older total changes nothing, and a peer that gave none is not asked."""
+        self._credit += part
+        if self._body_left == 0:
+            total_bytes = decode_credit(self._credit)
+            self._credit.clear()
+            if self._outbox.credit_bytes is not None:
+                self._outbox.credit_bytes = max(self._outbox.credit_bytes, total_bytes)
+
+    def _begin(self, header: FrameHeader) -> Arriving:
         under_way = self._arriving[header.priority]
         if under_way is not None:
             raise RemoteProtocolError(
@@ -310,29 +307,38 @@ class WireConnection:
             )
         self._highest_number = header.number
         try:
-            arriving = self._arriving[header.priority] = _Arriving(header)
+            arriving = self._arriving[header.priority] = Arriving(header)
         except (MemoryError, OSError) as error:
             raise RemoteProtocolError(f"there is no memory here for a message of {size} bytes ({error})") from error
         return arriving
 
-    def _advance(self, arriving: _Arriving, count: int, received: list[Received]) -> None:
+    def _advance(self, arriving: Arriving, count: int, received: list[Received]) -> None:
         """`count` bytes of a body are in their place."""
         arriving.filled += count
         self._body_left -= count
-        if arriving.missing:
+        if self._body_left:
             return
+        if arriving.missing == 0:
+            self._complete(arriving, received)
+        self._top_up()
+
+    def _complete(self, arriving: Arriving, received: list[Received]) -> None:
         self._arriving[arriving.priority] = None
         self._current = None
         message = self._understand(arriving)
         if isinstance(message, Ping):
             self._answer(message)
         elif not isinstance(message, Hello):
-            received.append(Received(message, arriving.payload[: arriving.payload_bytes]))
+            credit_bytes = 0
+            if self._granted is not None and arriving.priority != Priority.CONTROL:
+                credit_bytes = cost(arriving.filled, begins=True)
+                self._granted.hold(credit_bytes)
+            received.append(Received(message, arriving.payload[: arriving.payload_bytes], credit_bytes))
 
-    def _understand(self, arriving: _Arriving) -> Message:
+    def _understand(self, arriving: Arriving) -> Message:
         metadata = arriving.metadata[: arriving.metadata_bytes]
         if self.peer_hello is None:
-            return self._greet(metadata)
+            return self._greet(read_hello(metadata))
         message = decode_metadata(metadata)
         if isinstance(message, Hello):
             raise RemoteProtocolError("a second Hello came; a connection has one each way, first of all")
@@ -344,36 +350,13 @@ class WireConnection:
             raise CompanionRefused(message.code, message.message)
         return message
 
-    def _greet(self, metadata: memoryview) -> Message:
-        """The first message: a Hello of our major version, or the peer's reason not to talk to us."""
-        try:
-            version = _version_decoder.decode(metadata)
-        except (msgspec.MsgspecError, RecursionError):
-            version = None
-        if version is not None and version.major != PROTOCOL_MAJOR:
-            raise VersionMismatch(
-                f"the peer speaks wire protocol {version.major}, this side speaks {PROTOCOL_MAJOR}: "
-                "update the older of the two"
-            )
-        message = decode_metadata(metadata)
-        if isinstance(message, Refused):
-            raise CompanionRefused(message.code, message.message)
-        if not isinstance(message, Hello):
-            raise RemoteProtocolError(f"the first message must be a Hello, got {type(message).__name__}")
-        if not MAX_HELLO_BYTES <= message.max_message_bytes <= MAX_MESSAGE_BYTES:
-            raise RemoteProtocolError(
-                f"a Hello's max_message_bytes must be {MAX_HELLO_BYTES} to {MAX_MESSAGE_BYTES}, "
-                f"got {message.max_message_bytes}"
-            )
-        if (message.lane == "") != (message.session == "") or message.lane not in LANES:
-            raise RemoteProtocolError(
-                f"a Hello names a session and one of its lanes {LANES[1:]}, or neither, got {message.session[:40]!r} "
-                f"and {message.lane[:40]!r}"
-            )
-        if message.session and not _SESSION.fullmatch(message.session):
-            raise RemoteProtocolError(f"a Hello's session must be 32 hex digits, got {message.session[:40]!r}")
-        self.peer_hello = message
-        return message
+    def _greet(self, hello: Hello) -> Hello:
+        self.peer_hello = hello
+        if hello.window_bytes:
+            self._outbox.credit_bytes = hello.window_bytes
+        if hello.minor >= CREDIT_SINCE_MINOR and self._window_bytes:
+            self._granted = Granted(self._window_bytes)
+        return hello
 
     def _answer(self, ping: Ping) -> None:
         if self._outbox.count(Pong) >= MAX_WAITING_PONGS:

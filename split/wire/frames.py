@@ -22,6 +22,8 @@ from split.wire.messages import PAYLOAD_MESSAGES, Message, Priority
 Buffer = bytes | bytearray | memoryview
 
 _HEADER: Final = struct.Struct("<BBHIIII")
+_CREDIT: Final = struct.Struct("<Q")
+CREDIT_BODY_BYTES: Final = _CREDIT.size
 assert _HEADER.size == FRAME_HEADER_BYTES
 
 
@@ -32,7 +34,7 @@ class FrameKind(IntEnum):
     CONTINUE = 2
     RESET = 3
     CREDIT = 128
-    """Reserved for byte credits of a later v1.x, skipped today (PROTOCOL.md §8)."""
+    """What the receiver of the frame may have sent in all (§7); v1.0 skips it."""
 
 
 SKIPPABLE_FROM: Final = 128
@@ -63,6 +65,8 @@ def decode_header(data: Buffer) -> FrameHeader:
     kind, priority, reserved, number, body_bytes, metadata_bytes, payload_bytes = _HEADER.unpack(data)
     if kind == 0 or (kind < SKIPPABLE_FROM and kind > FrameKind.RESET):
         raise RemoteProtocolError(f"frame kind must be 1 to 3 or at least {SKIPPABLE_FROM}, got {kind}")
+    if kind == FrameKind.CREDIT and body_bytes != CREDIT_BODY_BYTES:
+        raise RemoteProtocolError(f"a CREDIT frame's body has {CREDIT_BODY_BYTES} bytes, the header says {body_bytes}")
     if body_bytes > MAX_FRAME_BYTES - FRAME_HEADER_BYTES:
         raise RemoteProtocolError(
             f"a frame's body may have {MAX_FRAME_BYTES - FRAME_HEADER_BYTES} bytes, the header says {body_bytes}"
@@ -84,6 +88,17 @@ def decode_header(data: Buffer) -> FrameHeader:
         if kind == FrameKind.RESET and body_bytes:
             raise RemoteProtocolError(f"a RESET frame has no body, the header says {body_bytes} bytes")
     return FrameHeader(kind, priority, number, body_bytes, metadata_bytes, payload_bytes)
+
+
+def encode_credit(total_bytes: int) -> bytes:
+    """The frame that lets its receiver have sent `total_bytes` since the connection began."""
+    return FrameHeader(FrameKind.CREDIT, 0, 0, CREDIT_BODY_BYTES, 0, 0).encode() + _CREDIT.pack(total_bytes)
+
+
+def decode_credit(body: Buffer) -> int:
+    """The total in the body of a CREDIT frame."""
+    total_bytes: int = _CREDIT.unpack(body)[0]
+    return total_bytes
 
 
 _encoder: Final = msgspec.msgpack.Encoder()

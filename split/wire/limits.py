@@ -23,6 +23,9 @@ MAX_HELLO_BYTES: Final = 64 * KIB
 MAX_MESSAGE_BYTES: Final = 2**32 - 1
 """Metadata and payload, by the width of the header's fields; the receiver's Hello says what it takes of that."""
 
+MIN_WINDOW_BYTES: Final = 64 * KIB
+"""Of credit: less would make one frame wait for the other."""
+
 MAX_WAITING_PONGS: Final = 64
 """A peer that pings without reading the answers is cut off here."""
 
@@ -36,7 +39,7 @@ CLOSE_FLUSH_S: Final = 2.0
 """What a closing side gives its queue to leave."""
 
 MESSAGE_OVERHEAD_BYTES: Final = 512
-"""What a queued message counts beyond its own bytes, so that a flood of empty ones is bounded too."""
+"""What a message counts beyond its own bytes, queued and as credit, so that a flood of empty ones is bounded too."""
 
 CONTROL_QUEUE_BYTES: Final = 2 * MIB
 """Unsent messages of priority CONTROL, apart from the queue of data: however full that is, it holds up no Cancel and no
@@ -56,13 +59,14 @@ class Limits:
     """Unsent bytes of data accepted before `send` says Overloaded; a larger message is taken when no other data waits.
     CONTROL has a queue of its own."""
     unread_bytes: int = 16 * MIB
-    """Received and not yet taken by the program before reading stops (TCP then holds the peer back)."""
+    """Received and not yet taken by the program before the peer has to stop: as credit, announced in the Hello. Of what
+    costs no credit (CONTROL, and all that a peer of 1.0 sends): before reading stops and TCP holds the peer back."""
 
     def __post_init__(self) -> None:
         assert FRAME_HEADER_BYTES < self.frame_bytes <= MAX_FRAME_BYTES, self
         assert MAX_HELLO_BYTES <= self.max_message_bytes <= MAX_MESSAGE_BYTES, self
         assert self.queue_bytes > 0, self
-        assert self.unread_bytes > 0, self
+        assert 0 < self.unread_bytes <= MAX_MESSAGE_BYTES, self
 
 
 DEFAULT_LIMITS: Final = Limits()

@@ -13,7 +13,10 @@ import msgspec
 
 PROTOCOL_MAJOR = 1
 PROTOCOL_MINOR = 1
-"""What each added stands in PROTOCOL.md §8."""
+"""What each added stands in PROTOCOL.md §9."""
+
+CREDIT_SINCE_MINOR = 1
+"""A peer of this minor version or a later one keeps to the credit that our Hello gives it."""
 
 LANES = ("", "urgent", "bulk")
 """Of a Hello: the only connection of its session, the first of two, the second."""
@@ -55,6 +58,8 @@ class Hello(_Meta, tag="hello", frozen=True, kw_only=True):
     """32 hex digits, chosen at random by the device for each session of two connections (device only)."""
     lane: str = ""
     """One of LANES; empty together with `session`."""
+    window_bytes: int = 0
+    """Credit of the peer at the beginning (`credit.py`); 0: none is given and none needed, TCP alone holds it back."""
 
 
 class ModelOffer(_Meta, tag="model-offer", frozen=True, kw_only=True):

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 
 from split.errors import Overloaded
+from split.wire.credit import cost
 from split.wire.frames import Buffer, FrameCutter
-from split.wire.limits import CONTROL_QUEUE_BYTES, FRAME_HEADER_BYTES, MESSAGE_OVERHEAD_BYTES
+from split.wire.limits import CONTROL_QUEUE_BYTES, FRAME_HEADER_BYTES, MAX_FRAME_BYTES, MESSAGE_OVERHEAD_BYTES
 from split.wire.messages import Message, Priority
 
 
@@ -43,6 +44,10 @@ class Outbox:
         self._queue_bytes = queue_bytes
         self.frame_bytes = frame_bytes
         """Of the next frames, header and body, at most."""
+        self.credit_bytes: int | None = None
+        """What messages of priorities 1 to 3 may cost in all, as the peer says; None: it does not say."""
+        self._spent_bytes = 0
+        self._grant = b""
         self._queues: dict[Priority, deque[Outgoing]] = {priority: deque() for priority in Priority}
         self._resets: deque[bytes] = deque()
         self._next_number = 1
@@ -79,24 +84,51 @@ class Outbox:
         return sum(isinstance(one.message, kind) for one in self._queues[Priority.CONTROL])
 
     def next_frame(self) -> bytes | None:
-        """The best frame now (a reset, else lowest priority number, else first come); None when nothing waits."""
+        """The best frame now (credit or a reset, else lowest priority number, else first come); None when nothing waits
+        or what waits may not be sent."""
+        if self._grant:
+            grant, self._grant = self._grant, b""
+            return grant
         if self._resets:
             return self._resets.popleft()
-        queue = next((queue for queue in self._queues.values() if queue), None)
-        if queue is None:
+        outgoing = self._next_outgoing()
+        if outgoing is None:
             return None
-        outgoing = queue[0]
-        room = self.frame_bytes - FRAME_HEADER_BYTES
-        if outgoing.begun:
-            frame = outgoing.frames.proceed(room)
-        else:
+        room = min(self.frame_bytes - FRAME_HEADER_BYTES, self._allowed_bytes(outgoing))
+        if room <= 0:
+            return None
+        begins = not outgoing.begun
+        if begins:
             frame = outgoing.frames.begin(self._next_number, room)
             self._next_number += 1
+        else:
+            frame = outgoing.frames.proceed(room)
         body_bytes = len(frame) - FRAME_HEADER_BYTES
+        if outgoing.priority is not Priority.CONTROL:
+            self._spent_bytes += cost(body_bytes, begins=begins)
         if outgoing.left == 0:
-            queue.popleft()
+            self._queues[outgoing.priority].popleft()
         self._count(outgoing.priority, -body_bytes, 0 if outgoing.left else -MESSAGE_OVERHEAD_BYTES)
         return frame
+
+    @property
+    def blocked(self) -> bool:
+        """Whether something waits and may not be sent before the peer gives credit."""
+        outgoing = self._next_outgoing()
+        return outgoing is not None and self._allowed_bytes(outgoing) <= 0
+
+    def grant(self, frame: bytes) -> None:
+        """Tell the peer its credit; what it was not told yet is replaced."""
+        self._grant = frame
+
+    def _next_outgoing(self) -> Outgoing | None:
+        return next((queue[0] for queue in self._queues.values() if queue), None)
+
+    def _allowed_bytes(self, outgoing: Outgoing) -> int:
+        """Of this message's next body, by credit; 0 or less: nothing."""
+        if outgoing.priority is Priority.CONTROL or self.credit_bytes is None:
+            return MAX_FRAME_BYTES
+        return self.credit_bytes - self._spent_bytes - cost(0, begins=not outgoing.begun)
 
     def _count(self, priority: Priority, own_bytes: int, overhead_bytes: int) -> None:
         self.queued_bytes += own_bytes

@@ -196,6 +196,17 @@ async def test_a_peer_that_does_not_read_bounds_what_is_queued_and_reading_frees
     assert device.queued_bytes == 0
 
 
+async def test_a_ping_passes_and_is_answered_while_the_peers_program_reads_nothing(pair: Pair) -> None:
+    device, companion = await pair(Limits(queue_bytes=64 * MIB), minor=1, window_bytes=256 * KIB)
+    for number in range(16):
+        device.send(infer(str(number)), [BYTES])
+    device.send(Ping(nonce=7), priority=Priority.CONTROL)
+    assert (await device.receive()).message == Pong(nonce=7)
+    assert device.queued_bytes > 8 * len(BYTES)
+    messages = [(await companion.receive()).message for _ in range(16)]
+    assert messages == [infer(str(number)) for number in range(16)]
+
+
 async def test_a_forgotten_request_does_not_arrive_and_the_next_one_does(pair: Pair) -> None:
     device, companion = await pair(Limits(queue_bytes=64 * MIB, unread_bytes=1))
     device.send(infer("first"))

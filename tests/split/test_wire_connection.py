@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from split.errors import CompanionRefused, ConnectionLost, LocalProtocolError, Overloaded, RemoteProtocolError, TooLarge
-from split.wire.connection import Received, VersionMismatch, WireConnection
+from split.wire.connection import Received, WireConnection
+from split.wire.greeting import VersionMismatch
 from split.wire.limits import KIB, MIB, Limits
 from split.wire.messages import (
     Cancel,

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from split.errors import RemoteProtocolError
-from split.wire.frames import FrameCutter, FrameHeader, FrameKind, decode_header, decode_metadata, encode_metadata
+from split.wire.frames import (
+    FrameCutter,
+    FrameHeader,
+    FrameKind,
+    decode_credit,
+    decode_header,
+    decode_metadata,
+    encode_credit,
+    encode_metadata,
+)
 from split.wire.messages import Cancel, Ping, Pong, Priority
 
 BEGIN = bytes.fromhex("01 02 0000 07000000 05000000 03000000 02000000".replace(" ", ""))
@@ -56,6 +65,8 @@ def test_every_begin_header_reads_back_as_it_was_written(
         ((2, 0, 0, 1, 1, 1, 0), "only a BEGIN frame declares sizes"),
         ((2, 0, 0, 1, 1, 0, 9), "only a BEGIN frame declares sizes"),
         ((3, 0, 0, 1, 1, 0, 0), "a RESET frame has no body"),
+        ((128, 0, 0, 0, 7, 0, 0), "a CREDIT frame's body has 8 bytes, the header says 7"),
+        ((128, 0, 0, 0, 9, 0, 0), "a CREDIT frame's body has 8 bytes, the header says 9"),
     ],
 )
 def test_a_header_that_cannot_be_is_refused_with_what_came(fields: tuple[int, ...], said: str) -> None:
@@ -64,8 +75,14 @@ def test_a_header_that_cannot_be_is_refused_with_what_came(fields: tuple[int, ..
 
 
 def test_kinds_from_128_on_are_left_to_later_versions() -> None:
-    assert decode_header(header_bytes(128, 9, 9, 1, 4, 9, 9)).kind == FrameKind.CREDIT
+    assert decode_header(header_bytes(129, 9, 9, 1, 4, 9, 9)).body_bytes == 4
     assert decode_header(header_bytes(255, 0, 0, 0, 0, 0, 0)).body_bytes == 0
+
+
+def test_a_credit_frame_has_the_bytes_of_the_specification() -> None:
+    assert encode_credit(2**40 + 3) == header_bytes(128, 0, 0, 0, 8, 0, 0) + (2**40 + 3).to_bytes(8, "little")
+    assert decode_header(header_bytes(128, 9, 9, 9, 8, 9, 9)).kind == FrameKind.CREDIT
+    assert decode_credit(bytes([255] * 8)) == 2**64 - 1
 
 
 @given(

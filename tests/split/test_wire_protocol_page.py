@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 import split.wire
+from cloud.session import CANCELS_REMEMBERED
 from split.wire import limits
 from split.wire.frames import FrameKind, encode_metadata
 from split.wire.messages import Message, Pong, Priority
@@ -46,6 +47,9 @@ def test_the_numbers_of_the_page_are_those_of_the_code() -> None:
     assert f"{limits.DEFAULT_LIMITS.queue_bytes // limits.MIB} MiB, then the program" in PAGE
     assert f"{limits.CONTROL_QUEUE_BYTES // limits.MIB} MiB of priority CONTROL" in PAGE
     assert f"{limits.DEFAULT_LIMITS.unread_bytes // limits.MIB} MiB, then reading stops" in PAGE
+    assert f"0 or {limits.MIN_WINDOW_BYTES:,} to 2³²−1" in PAGE
+    assert f"a BEGIN costs {limits.MESSAGE_OVERHEAD_BYTES} more" in PAGE
+    assert f"the last {CANCELS_REMEMBERED} such" in PAGE
     for kind in FrameKind:
         assert f"| {kind.value} | {kind.name} |" in PAGE
     for priority in Priority:
