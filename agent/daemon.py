@@ -8,11 +8,11 @@ import logging
 
 from agent.compute import Compute
 from agent.config import AgentConfig
-from agent.dialler import DIAL_TIMEOUT_S
 from agent.golden import Golden
 from agent.health import Health
 from agent.http_api import HttpApi
 from agent.intake import Intake
+from agent.interfaces import Interfaces
 from agent.journal import Journal
 from agent.lateness import Lateness
 from agent.metrics import Metrics
@@ -114,6 +114,10 @@ class Daemon:
         self._stack.push_async_callback(repository.close)
         uplink.start()
         self._stack.push_async_callback(uplink.close)
+        if config.companions:
+            interfaces = Interfaces(uplink.network_changed)
+            interfaces.start()
+            self._stack.callback(interfaces.close)
         await self._open_doors()
         warming = Warming(planner=planner, compute=compute, models=repository.served)
         warming_task = asyncio.create_task(warming.run(), name="warming")
@@ -165,7 +169,7 @@ class Daemon:
         assert paths is not None, "the configuration checks that companions come with an identity"
         return Identity(cert=paths.cert, key=paths.key, ca=paths.ca)
 
-    async def _dial(self, address: str) -> Channel:
+    async def _dial(self, address: str, timeout_s: float) -> Channel:
         place = HostPort(address)
         return await dial(
             place.host,
@@ -181,7 +185,7 @@ class Daemon:
                 image=image_fingerprint(),
                 window_bytes=DEFAULT_LIMITS.unread_bytes,
             ),
-            timeout_s=DIAL_TIMEOUT_S,
+            timeout_s=timeout_s,
         )
 
 

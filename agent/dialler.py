@@ -1,19 +1,22 @@
 """Connections to companions, made and hung up: the only place of the daemon that dials. What they are used for is the
 uplink's.
 
-It tries for ever. All companions are dialled in one round, each a little after the one before, and the first that opens
-is taken: an address that leads nowhere costs the others nothing.
+It tries for ever, all companions at once, each a little after the one before, and the first that opens is taken. Each
+has its own back-off, time allowed and last failure, which outlive a connection: an address that leads nowhere costs the
+others nothing, and a wrong certificate is not shown again within a minute, whatever else happens.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from split.errors import ConnectionLost, IdentityError, IsthmusError
+from split.errors import IdentityError, IsthmusError
 from split.transport.channel import Channel
 from split.transport.retry import CAP_S, IDENTITY_RETRY_S, Backoff
 
@@ -21,19 +24,32 @@ log = logging.getLogger(__name__)
 
 DIAL_TIMEOUT_S: Final = 2.0
 """For TCP, TLS and the Hellos together, three round trips: enough for a satellite (600 ms each)."""
+DIAL_TIMEOUT_MAX_S: Final = 4.0
+"""What it doubles to after each dial that ran out of it: round trips of up to 1.3 s."""
+HANDSHAKES: Final = 3.0
+"""A dial is given as many times what the last one took that opened, within the two bounds above."""
 SPREAD_S: Final = 0.25
-"""The addresses of a round start evenly over so long: RFC 8305's delay, whatever their number."""
+"""The first dials to all addresses start evenly over so long: RFC 8305's delay, whatever their number."""
 SETUP_S: Final = 1.0
-"""What a companion that holds the models needs until the first is shared: an offer, a golden run, an answer."""
+"""What a companion that holds the models needs until the first is shared: a golden run there and here."""
+UNHEARD_S: Final = 1.0
+"""The longest time left to a dial whose SYN was the last that got lost: TCP sends it after 0, 1 and 3 s, so that it is
+sent again, or the dial has run out of its 2 or 4 s, so much later (between 1 and 3 s no pause follows)."""
+BACK_RTT_S: Final = 0.25
 BACK_WITHIN_S: Final = 5.0
-"""I7: remote use is back so long after a fault ended. At worst a round began just before that and must time out, then
-comes the longest pause, then the last address in turn, then the set-up: 2.25 + 1.5 + 0.25 + 1 s."""
-assert (SPREAD_S + DIAL_TIMEOUT_S) + CAP_S + SPREAD_S + SETUP_S <= BACK_WITHIN_S
+"""I7: remote use is back so long after a fault ended, for round trips of up to `BACK_RTT_S`. At worst the last SYN was
+just lost, then comes the longest pause, then the last address in turn, then five round trips (three to open, an offer
+and a cut) and the set-up: 1 + 1.5 + 0.25 + 1.25 + 1 s."""
+assert UNHEARD_S + CAP_S + SPREAD_S + 5 * BACK_RTT_S + SETUP_S <= BACK_WITHIN_S
+STABLE_S: Final = 1.0
+"""A connection that lived so long was a good one: the back-off of its companion starts anew after it."""
 HANG_UP_S: Final = 3.0
 """What the daemon's end waits for connections that are being closed."""
 
-Dial = Callable[[str], Awaitable[Channel]]
-"""Opens a channel to HOST:PORT, in `DIAL_TIMEOUT_S` or not at all."""
+SECURITY: Final = "SECURITY"
+
+Dial = Callable[[str, float], Awaitable[Channel]]
+"""Opens a channel to HOST:PORT, in so many seconds or not at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,39 +60,102 @@ class Opened:
     channel: Channel
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreached:
+    """A companion whose last dial failed."""
+
+    address: str
+    code: str
+    """SECURITY: one of the certificates is wrong; TIMEOUT, REFUSED, TLS, UNREACHABLE as `NotReached` has them; or the
+    code with which the companion refused."""
+    why: str
+    next_try_s: float
+    """From now; it is not dialled before, and then only while there is no connection."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Place:
+    """A companion's address and how dialling it went."""
+
+    address: str
+    backoff: Backoff
+    timeout_s: float = DIAL_TIMEOUT_S
+    not_before_s: float = 0.0
+    code: str = ""
+    """Of the last dial's failure; "" when it opened, or before the first."""
+    why: str = ""
+    hurried: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def turn(self) -> None:
+        """Wait until it may be dialled."""
+        while (left_s := self.not_before_s - _now()) > 0:
+            self.hurried.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self.hurried.wait()
+        self.hurried.clear()
+
+    def pause(self, at_least_s: float = 0.0) -> None:
+        """Not again before the back-off, which grows, is over."""
+        self.not_before_s = _now() + max(self.backoff.failed(), at_least_s)
+
+
 class Dialler:
-    """`on_failure` is told, after each round in which none answered, why."""
+    """`on_failure` is told why, whenever a dial has failed and with it the last one of every companion. `backoff`: each
+    companion gets one like it."""
 
     def __init__(
         self, *, companions: Sequence[str], dial: Dial, backoff: Backoff, on_failure: Callable[[str], None]
     ) -> None:
-        self._companions = tuple(companions)
+        self._places = [_Place(address=one, backoff=dataclasses.replace(backoff)) for one in companions]
         self._dial = dial
-        self._backoff = backoff
         self._on_failure = on_failure
         self._turn = 0
-        """The address that the next round begins with."""
-        self._identity_refused = False
+        """The place that the next opening begins with."""
         self._late: set[asyncio.Task[Any]] = set()
         """What may still open a connection that nobody needs any more. Not cancelled: asyncio's dialling loses a socket
-        at the wrong moment, and each ends by itself in `DIAL_TIMEOUT_S`."""
+        at the wrong moment, and each ends by itself in `DIAL_TIMEOUT_MAX_S`."""
         self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def unreached(self) -> list[Unreached]:
+        """The companions that could not be reached when they were last dialled, and why."""
+        now_s = _now()
+        return [
+            Unreached(address=one.address, code=one.code, why=one.why, next_try_s=max(one.not_before_s - now_s, 0.0))
+            for one in self._places
+            if one.code
+        ]
 
     async def open(self) -> Opened:
         """A connection to whichever companion answers first, however long that takes."""
-        while (opened := await self._round()) is None:
-            await self.pause()
-        return opened
+        count = len(self._places)
+        order = [self._places[(self._turn + n) % count] for n in range(count)]
+        reaching = [asyncio.create_task(self._reach(one, n * SPREAD_S / count)) for n, one in enumerate(order)]
+        try:
+            done, _ = await asyncio.wait(reaching, return_when=asyncio.FIRST_COMPLETED)
+            n = next(n for n, task in enumerate(reaching) if task in done)
+            self._turn = (self._turn + n + 1) % count
+            return reaching.pop(n).result()
+        finally:
+            for task in reaching:
+                self.call_off(task)
 
-    async def pause(self) -> None:
-        """Between a failure and the next try; longer with each until `worked`."""
-        delay_s = max(self._backoff.failed(), IDENTITY_RETRY_S if self._identity_refused else 0.0)
-        log.info("next try to connect in %.1f s", delay_s)
-        await asyncio.sleep(delay_s)
+    def lost(self, address: str, lived_s: float) -> None:
+        """A connection has ended after so long: its companion is dialled again after a pause, the others at once."""
+        place = next(one for one in self._places if one.address == address)
+        if lived_s > STABLE_S:
+            place.backoff.succeeded()
+        place.pause()
 
-    def worked(self) -> None:
-        """The connection was a good one: the pauses start over."""
-        self._backoff.succeeded()
+    def hurry(self) -> None:
+        """The network has changed: no pause goes on, and beside what is being dialled each is dialled anew. But for a
+        wrong certificate, which no other network mends."""
+        for place in self._places:
+            if place.code != SECURITY:
+                place.backoff.succeeded()
+                place.not_before_s = 0.0
+                place.hurried.set()
 
     def hang_up(self, channel: Channel, why: str) -> None:
         """Close it, beside whatever comes next: closing towards a dead peer takes seconds."""
@@ -101,47 +180,52 @@ class Dialler:
             for closing in self._closing:
                 closing.cancel()
 
-    async def _round(self) -> Opened | None:
-        """Every address once; None when none answers."""
-        count = len(self._companions)
-        addresses = [self._companions[(self._turn + n) % count] for n in range(count)]
-        over = asyncio.Event()
-        calls = [
-            asyncio.create_task(self._call(address, n * SPREAD_S / count, over), name=f"dial {address}")
-            for n, address in enumerate(addresses)
-        ]
-        pending = set(calls)
+    async def _reach(self, place: _Place, after_s: float) -> Opened:
+        """Dial one companion, with its pauses, until it answers."""
+        await asyncio.sleep(after_s)
+        calls: set[asyncio.Task[Opened | None]] = set()
         try:
-            while pending:
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for call in calls:
-                    if call in done and isinstance(opened := call.result(), Opened):
-                        calls.remove(call)
-                        self._turn = (self._companions.index(opened.address) + 1) % count
-                        self._identity_refused = False
+            while True:
+                await place.turn()
+                calls.add(asyncio.create_task(self._call(place), name=f"dial {place.address}"))
+                hurried = asyncio.create_task(place.hurried.wait())
+                try:
+                    done, _ = await asyncio.wait({hurried, *calls}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    hurried.cancel()
+                for call in calls & done:
+                    calls.discard(call)
+                    if (opened := call.result()) is not None:
                         return opened
         finally:
-            over.set()
             for call in calls:
                 self._see_off(call)
-        errors = [call.result() for call in calls]
-        self._identity_refused = all(isinstance(error, IdentityError) for error in errors)
-        why = f"cannot connect: {'; '.join(str(error) or 'timed out' for error in errors)}"
-        log.warning("companion=%s %s", ",".join(addresses), why)
-        self._on_failure(why)
-        return None
 
-    async def _call(self, address: str, after_s: float, over: asyncio.Event) -> Opened | Exception:
-        """One address; whatever the failure, the next one or the next round may do."""
-        await asyncio.sleep(after_s)
-        if over.is_set():
-            return ConnectionLost("another companion answered before this one was dialled")
+    async def _call(self, place: _Place) -> Opened | None:
+        """Dial once; None when it failed, whatever the failure: the next one may do."""
+        began_s = _now()
         try:
-            return Opened(address=address, channel=await self._dial(address))
+            channel = await self._dial(place.address, place.timeout_s)
         except Exception as error:
             if not isinstance(error, IsthmusError | OSError):
-                log.exception("companion=%s cannot be dialled", address)
-            return error
+                log.exception("companion=%s cannot be dialled", place.address)
+            self._failed(place, error)
+            return None
+        place.code = place.why = ""
+        place.timeout_s = min(max(DIAL_TIMEOUT_S, HANDSHAKES * (_now() - began_s)), DIAL_TIMEOUT_MAX_S)
+        return Opened(address=place.address, channel=channel)
+
+    def _failed(self, place: _Place, error: Exception) -> None:
+        code = _code(error)
+        why = str(error) or type(error).__name__
+        if (code, why) != (place.code, place.why):  # every second the same would fill the log
+            log.warning("companion=%s cannot connect: %s (%s)", place.address, why, code)
+        place.code, place.why = code, why
+        place.pause(IDENTITY_RETRY_S if code == SECURITY else 0.0)
+        if code == "TIMEOUT":
+            place.timeout_s = min(2 * place.timeout_s, DIAL_TIMEOUT_MAX_S)
+        if all(one.code for one in self._places):
+            self._on_failure(f"cannot connect: {'; '.join(f'{one.why} ({one.code})' for one in self._places)}")
 
     def _see_off(self, task: asyncio.Task[Any]) -> None:
         """Nobody waits for this task any more; a connection that it opens all the same is closed."""
@@ -153,3 +237,19 @@ class Dialler:
 
         self._late.add(task)
         task.add_done_callback(ended)
+
+
+def _code(error: Exception) -> str:
+    """As `Unreached.code` says."""
+    match error:
+        case IdentityError():
+            return SECURITY
+        case IsthmusError(code=code):
+            return code
+        case OSError():
+            return "UNREACHABLE"
+    return "INTERNAL"
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

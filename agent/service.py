@@ -179,6 +179,15 @@ class DaemonService:
                 "connects": self._uplink.connects,
                 "inflight": self._uplink.inflight,
                 "link": known["link"],
+                "unreached": [
+                    {
+                        "address": one.address,
+                        "code": one.code,
+                        "reason": one.why,
+                        "next_try_s": round(one.next_try_s, 1),
+                    }
+                    for one in self._uplink.unreached
+                ],
             },
             "queue_ms": round(self._compute.queue_ms, 3),
             **self._journal.counts(),

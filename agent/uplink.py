@@ -4,7 +4,8 @@ It keeps a connection (`dialler.py` makes them), has every model shared over it 
 replies back, pings. It never decides and never runs a model; what it learns goes to the planner. A dead or silent
 companion fails nothing here: the waiting requests get a ChannelError and `serve` finishes them on the device.
 
-    connected ── a reply is late, or a ping is unanswered ──► silent ── anything is heard ──► connected
+    connected ── a reply is late, a ping is unanswered ─────► silent ── anything is heard ──► connected
+        │        or the way there has become another one         │
         │                                                       │
         │ Goodbye                                               │ another connection opened, dialled beside this one
         ▼                                                       ▼
@@ -14,6 +15,7 @@ companion fails nothing here: the waiting requests get a ChannelError and `serve
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
@@ -21,8 +23,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from agent.dialler import Dial, Dialler, Opened
+from agent.dialler import Dial, Dialler, Opened, Unreached
 from agent.golden import Golden
+from agent.interfaces import source_towards
 from agent.openings import Openings, are_times
 from agent.planner import Planner
 from agent.served_model import ServedModel
@@ -49,8 +52,6 @@ log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.25
 """Heartbeat while requests wait or a probe is due (evidence: a silent peer must be noticed within a second)."""
-STABLE_S: Final = 1.0
-"""A connection that lived so long was a good one: the back-off starts anew after it."""
 SILENCE_S: Final = 5.0
 """A ping unanswered and nothing heard for so long: another connection is dialled beside this one.
 
@@ -100,7 +101,14 @@ class Uplink:
     """Lives as long as the daemon. All methods are called on its event loop."""
 
     def __init__(
-        self, *, companions: Sequence[str], dial: Dial, planner: Planner, golden: Golden, backoff: Backoff
+        self,
+        *,
+        companions: Sequence[str],
+        dial: Dial,
+        planner: Planner,
+        golden: Golden,
+        backoff: Backoff,
+        source_towards: Callable[[str], str | None] = source_towards,
     ) -> None:
         self.on_silence: Callable[[], None] = lambda: None
         """Called each time that another connection is about to be dialled beside one on which nothing is heard."""
@@ -120,6 +128,10 @@ class Uplink:
         self._suspected = False
         self._leaving = False
         """The companion said goodbye: nothing new on this connection."""
+        self._source_towards = source_towards
+        self._no_way = self._moved = False
+        """There was no way to the companion for a time; it is another one than this connection's."""
+        self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.address = companions[0] if companions else ""
         self.state = "connecting" if companions else "no companion configured"
@@ -153,6 +165,11 @@ class Uplink:
     @property
     def peer(self) -> str:
         return self._channel.peer.name if self._channel is not None else ""
+
+    @property
+    def unreached(self) -> list[Unreached]:
+        """Companions that could not be reached when they were last dialled."""
+        return self._dialler.unreached
 
     @property
     def inflight(self) -> int:
@@ -210,12 +227,26 @@ class Uplink:
         except IsthmusError:  # gone, or full: the companion finds out by itself
             return
 
-    def suspect(self) -> None:
+    def suspect(self, why: str = "does not answer in time") -> None:
         """A reply is late: no new request goes there until something is heard again."""
         if self._channel is not None and not self._suspected and not self._leaving:
             self._suspected, self.state = True, "silent"
-            self._planner.companion_silent(f"the companion {self.address} does not answer in time")
+            self._planner.companion_silent(f"the companion {self.address} {why}")
             self._ping(0)
+
+    def network_changed(self) -> None:
+        """Interfaces, addresses or routes are others now: no back-off goes on, and where the way to the companion has
+        become another one, another connection is made beside the one that there is."""
+        self._dialler.hurry()
+        if self._channel is None or (ends := self._channel.ends) is None:
+            return
+        here, there = ends
+        leads_from = self._source_towards(there)
+        if leads_from is None:
+            self._no_way = True
+        elif leads_from != here or self._no_way:  # after a gap even the old way waits for TCP's timer, which has grown
+            self._moved = True
+            self._changed.set()
 
     # -- connection ---------------------------------------------------------------------------------------------------
 
@@ -230,16 +261,14 @@ class Uplink:
             lived_s = self._now() - began_at_s
             if successor is None:
                 self._silence_s = SILENCE_S
-                if lived_s > STABLE_S:
-                    self._dialler.worked()
-                await self._dialler.pause()
+                self._dialler.lost(opened.address, lived_s)
                 successor = await self._dialler.open()
             else:
                 self._silence_s = SILENCE_S if lived_s > SETTLED_S else min(2 * self._silence_s, SILENCE_MAX_S)
             opened = successor
 
     def _not_connected(self, why: str) -> None:
-        """A round of dialling has failed. Beside a connection that is only silent so far, that changes nothing."""
+        """No companion can be reached. Beside a connection that is only silent so far, that changes nothing."""
         if self._channel is None:
             self.state = why
             self._planner.companion_lost(why)
@@ -249,7 +278,7 @@ class Uplink:
         channel = self._channel = opened.channel
         elsewhere = opened.address != self.address
         self.address, self.state, self.connects = opened.address, "connected", self.connects + 1
-        self._suspected = self._leaving = False
+        self._suspected = self._leaving = self._no_way = self._moved = False
         self._heard_at_s = self._now()
         self._pings.clear()
         self._planner.connected(
@@ -399,15 +428,18 @@ class Uplink:
             return "lost: the heartbeat of this side failed, the daemon's log says why"
 
     async def _beat(self) -> Opened | str:
-        """Ping while requests wait or the planner wants to know. Ends with why to hang up, or, after a silence, with
-        the connection that another dial made."""
+        """Ping while requests wait or the planner wants to know. Ends with why to hang up, or, after a silence
+        or a change of the network, with the connection that another dial made."""
         successor: asyncio.Task[Opened] | None = None
         try:
             while True:
-                if successor is None:
-                    await asyncio.sleep(TICK_S)
-                else:
+                if successor is not None:
                     await asyncio.wait((successor,), timeout=TICK_S)
+                else:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(TICK_S):
+                            await self._changed.wait()
+                self._changed.clear()
                 now_s = self._now()
                 silent = self._unanswered_s(now_s) > self._silence_s
                 if self._leaving and (silent or not self._waiting):
@@ -415,11 +447,11 @@ class Uplink:
                 if successor is not None and successor.done():
                     opened, successor = successor.result(), None
                     return opened
-                if silent and successor is None:
-                    self.suspect()
+                if (silent or self._moved) and successor is None:
+                    self.suspect("is reached another way now" if self._moved else "does not answer in time")
                     self.on_silence()
                     successor = asyncio.create_task(self._dialler.open(), name="dial beside")
-                elif not silent and successor is not None:
+                elif not (silent or self._moved) and successor is not None:
                     self._dialler.call_off(successor)
                     successor = None
                 if len(self._pings) >= PINGS_OUT:

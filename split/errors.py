@@ -16,6 +16,7 @@ IsthmusError
 ├── IdentityError          a certificate or key is missing, wrong or refused
 └── ChannelError
     ├── ConnectionLost     the companion is gone; the request goes on locally
+    │   └── NotReached     dialling failed; its code says how: TIMEOUT, REFUSED, TLS, UNREACHABLE
     ├── LocalProtocolError our side broke the protocol (a bug of ours)
     ├── RemoteProtocolError the peer broke the protocol: the connection is closed
     └── CompanionRefused   the companion answered with an error (its code is kept)
@@ -104,6 +105,15 @@ class ChannelError(IsthmusError):
 
 class ConnectionLost(ChannelError):
     code = "CONNECTION_LOST"
+
+
+class NotReached(ConnectionLost):
+    """There never was a connection. `code`: TIMEOUT (nothing came back in time), REFUSED (nothing listens there), TLS
+    (what listens there speaks no TLS 1.3 as Isthmus does), UNREACHABLE (no way there, or no such name)."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class LocalProtocolError(ChannelError):

@@ -37,6 +37,8 @@ def _lines(status: Mapping[str, Any]) -> Iterator[str]:
     if slowdown != 1.0:
         yield f"{'emulation':<10} device stages are slowed down {slowdown:g} times"
     yield f"{'companion':<10} {_companion(status.get('companion') or {})}"
+    for other in (status.get("companion") or {}).get("unreached") or ():
+        yield f"{'':<10} {other['address']}: {other['code']}, {other['reason']}; next try not before {_next(other)}"
     counts = [f"{status.get('requests', 0)} answered", f"{status.get('fallbacks', 0)} fell back to the device"]
     if status.get("failures"):
         counts.append(f"{status['failures']} failed")
@@ -77,6 +79,11 @@ def _companion(companion: Mapping[str, Any]) -> str:
     if companion.get("reason"):
         facts.append(str(companion["reason"]))
     return ", ".join(facts)
+
+
+def _next(other: Mapping[str, Any]) -> str:
+    left_s = other.get("next_try_s") or 0.0
+    return f"{left_s:.0f} s from now" if left_s >= 1.0 else "now"
 
 
 def _note(model: Mapping[str, Any]) -> str:

@@ -48,6 +48,10 @@ class Channel(Protocol):
         """None while open; afterwards the reason, as a sentence."""
 
     @property
+    def ends(self) -> tuple[str, str] | None:
+        """IP addresses of this side and of the peer, for who watches the way between; None where there are none."""
+
+    @property
     def queued_bytes(self) -> int:
         """Bytes accepted by `send` and not yet taken by the link (beyond it the transport holds a frame or two)."""
 

@@ -66,6 +66,11 @@ class Endpoint(ABC):
         return self._closed_because
 
     @property
+    def ends(self) -> tuple[str, str] | None:
+        """See `Channel.ends`."""
+        return None
+
+    @property
     def queued_bytes(self) -> int:
         return self._connection.queued_bytes
 

@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from split.errors import ChannelError, ConnectionLost, IdentityError, IsthmusError
+from split.errors import ChannelError, ConnectionLost, IdentityError, IsthmusError, NotReached
 from split.identity.contexts import Identity, Role, client_context, explain, peer_of, refusals, server_context
 from split.transport.channel import Channel, PeerIdentity
 from split.transport.endpoint import Endpoint
@@ -80,6 +80,13 @@ class TlsChannel(Endpoint, asyncio.BufferedProtocol):
     def congestion_control(self) -> str:
         """What the kernel uses to send here: `bbr` where it is allowed, else its default."""
         return self._congestion_control
+
+    @property
+    def ends(self) -> tuple[str, str] | None:
+        """See `Channel.ends`."""
+        if self._transport is None or (here := self._transport.get_extra_info("sockname")) is None:
+            return None
+        return here[0], self._transport.get_extra_info("peername")[0]
 
     # ---- asyncio.BufferedProtocol
 
@@ -305,7 +312,8 @@ async def dial(
 
     Names with several addresses are tried as RFC 8305 says. All of it takes at most `timeout_s`. IdentityError: one of
     the certificates is wrong (the sentence says whose and why; trying again soon does not help). CompanionRefused: the
-    companion's typed reason. ConnectionLost: not reachable, not in time, or no Isthmus there.
+    companion's typed reason. NotReached: not reachable, not in time, or no TLS there (its code says which).
+    ConnectionLost: it hung up before its Hello.
     """
     context = client_context(identity)
     where = f"the companion at {host}:{port}"
@@ -323,8 +331,8 @@ async def dial(
             await channel.opened()
             return channel
     except TimeoutError as error:
-        raise ConnectionLost(
-            f"{where} did not answer within {timeout_s:g} s: check the address and the way there"
+        raise NotReached(
+            "TIMEOUT", f"{where} did not answer within {timeout_s:g} s: check the address and the way there"
         ) from error
     except OSError as error:
         raise _translate(error, where) from error
@@ -387,13 +395,13 @@ def _translate(error: Exception, where: str) -> IsthmusError:
         known = explain(error, where)
         if known is not None:
             return known
-        return ConnectionLost(f"{where} does not speak TLS 1.3 as Isthmus does ({error.args[-1]})")
+        return NotReached("TLS", f"{where} does not speak TLS 1.3 as Isthmus does ({error.args[-1]})")
     if isinstance(error, TimeoutError):
-        return ConnectionLost(f"{where} did not finish its handshake and Hello in time, or fell silent")
+        return NotReached("TIMEOUT", f"{where} did not finish its handshake and Hello in time, or fell silent")
     if isinstance(error, ConnectionRefusedError):
-        return ConnectionLost(f"{where} refused the connection: nothing listens there")
+        return NotReached("REFUSED", f"{where} refused the connection: nothing listens there")
     if isinstance(error, socket.gaierror):
-        return ConnectionLost(f"{where} has no address: {error.strerror}")
+        return NotReached("UNREACHABLE", f"{where} has no address: {error.strerror}")
     if isinstance(error, ConnectionResetError | BrokenPipeError):
         return ConnectionLost(f"{where} reset the connection")
-    return ConnectionLost(f"the connection to {where} broke: {getattr(error, 'strerror', None) or error}")
+    return NotReached("UNREACHABLE", f"the connection to {where} broke: {getattr(error, 'strerror', None) or error}")

@@ -237,7 +237,7 @@ class Lab:
             while not true():  # noqa: ASYNC110 - virtual time, costs nothing
                 await asyncio.sleep(0.01)
 
-    async def _dial(self, address: str) -> MemoryChannel:
+    async def _dial(self, address: str, timeout_s: float) -> MemoryChannel:
         self.dials += 1
         device, companion = memory_pair(HELLO, HELLO)
         self.companions.append(asyncio.create_task(self._companion(companion)))

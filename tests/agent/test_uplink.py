@@ -19,12 +19,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from agent.dialler import DIAL_TIMEOUT_S
 from agent.planner import Planner
 from agent.served_model import ServedModel
 from agent.uplink import SILENCE_S, Uplink
 from split.codec.payload import encode
-from split.errors import ChannelError, CompanionRefused, ConnectionLost, IdentityError, RemoteProtocolError
+from split.errors import ChannelError, CompanionRefused, ConnectionLost, IdentityError, NotReached, RemoteProtocolError
 from split.graph.card import CutCard, ModelCard
 from split.ids import CutId, ModelDigest, ModelName
 from split.plan.plan import Placement, Plan, RequestFacts
@@ -58,6 +57,8 @@ DIGEST = ModelDigest("sha256:" + "1" * 64)
 GOLDEN = {"y": np.array([1.0, 2.0], np.float32)}
 OTHER = {"y": np.array([1.0, 2.1], np.float32)}
 HOST = "companion:1"
+SYNS_S = (0.0, 1.0, 2.0)
+"""Pauses between a connection's SYNs, as TCP doubles them."""
 TENSOR = RequestFacts(budget_ms=10_000.0)
 
 
@@ -90,7 +91,14 @@ class Golden:
         pass
 
 
-def model(folder: Path, name: str = "m", *, contract: Contract | None = None, file_bytes: int = 100) -> ServedModel:
+def model(
+    folder: Path,
+    name: str = "m",
+    *,
+    contract: Contract | None = None,
+    file_bytes: int = 100,
+    digest: ModelDigest = DIGEST,
+) -> ServedModel:
     """Three cuts, no ONNX: nothing here runs it."""
     path = folder / "model.onnx"
     path.write_bytes(bytes(file_bytes))
@@ -114,7 +122,7 @@ def model(folder: Path, name: str = "m", *, contract: Contract | None = None, fi
         name=ModelName(name),
         version="1",
         card=ModelCard(
-            digest=DIGEST,
+            digest=digest,
             path=str(path),
             files=(("model.onnx", file_bytes, "0" * 64),),
             inputs=(TensorSpec(name="x", dtype="FP32", shape=(1, 100)),),
@@ -128,7 +136,7 @@ def model(folder: Path, name: str = "m", *, contract: Contract | None = None, fi
         labels={},
         folder=folder,
         profile=ModelProfile(
-            digest=DIGEST,
+            digest=digest,
             runtime="test",
             fingerprint="test",
             dims={},
@@ -187,6 +195,9 @@ class World:
     dead: set[str] = field(default_factory=set)
     """Addresses behind which nothing answers; dialling them hangs."""
     refused: set[str] = field(default_factory=set)
+    wrong: set[str] = field(default_factory=set)
+    """Addresses at which somebody else answers."""
+    handshake_s: float = 0.0
     delay_s: float = 0.0
     """One way, for what companions say."""
     dialled: list[tuple[float, str]] = field(default_factory=list)
@@ -211,16 +222,23 @@ class World:
         self.uplink.serve_model(served)
         return served
 
-    async def dial(self, address: str) -> MemoryChannel:
+    async def dial(self, address: str, timeout_s: float) -> MemoryChannel:
         self.dialled.append((self.now, address))
-        for _ in range(round(DIAL_TIMEOUT_S / 0.05)):
-            if address not in self.dead:
-                break
-            await asyncio.sleep(0.05)
-        else:
-            raise ConnectionLost(f"{address} did not answer")
+        try:
+            async with asyncio.timeout(timeout_s):
+                for heard_s in SYNS_S:  # TCP tries again by itself
+                    await asyncio.sleep(heard_s)
+                    if address not in self.dead:
+                        break
+                else:
+                    await asyncio.sleep(math.inf)
+                await asyncio.sleep(self.handshake_s)
+        except TimeoutError:
+            raise NotReached("TIMEOUT", f"{address} did not answer") from None
+        if address in self.wrong:
+            raise IdentityError(f"{address} shows a certificate of another CA")
         if address in self.refused:
-            raise ConnectionLost(f"{address} refused")
+            raise NotReached("REFUSED", f"{address} refused")
         device, companion = memory_pair(hello(), hello(self.max_message_bytes, self.kernels))
         if self.delay_s:
             delay_arrivals(device, self.delay_s)
@@ -734,22 +752,228 @@ async def test_the_status_names_every_address_that_cannot_be_reached(tmp_path: P
     world = World(tmp_path, companions=("one:1", "two:1"), refused={"one:1", "two:1"})
     async with running(world):
         await world.until(lambda: world.uplink.state.startswith("cannot connect"))
-        assert world.uplink.state == world.why() == "cannot connect: one:1 refused; two:1 refused"
+        assert world.uplink.state == world.why() == "cannot connect: one:1 refused (REFUSED); two:1 refused (REFUSED)"
 
 
 @story
 async def test_a_certificate_that_is_refused_everywhere_is_not_shown_twice_a_second(tmp_path: Path) -> None:
-    world = World(tmp_path)
-
-    async def refuse(address: str) -> MemoryChannel:
-        world.dialled.append((world.now, address))
-        raise IdentityError("the companion's certificate is of another CA")
-
-    world.uplink._dialler._dial = refuse
+    world = World(tmp_path, wrong={HOST})
     async with running(world):
         await asyncio.sleep(300)
         assert 3 <= len(world.dialled) <= 6
         assert "another CA" in world.why()
+
+
+@story
+async def test_o_wi_16_of_one_live_and_three_dead_companions_the_live_one_is_used_within_600_ms(tmp_path: Path) -> None:
+    drops, resets, impostor, live = "drops:1", "resets:1", "impostor:1", "live:1"
+    world = World(
+        tmp_path,
+        companions=(drops, resets, impostor, live),
+        dead={drops},
+        refused={resets},
+        wrong={impostor},
+        handshake_s=0.12,  # at 40 ms a round trip
+        draw=0.999,
+    )
+    async with running(world):
+        assert await world.until(lambda: world.uplink.state == "connected") <= 0.6
+        assert world.uplink.address == live
+        dialled = len(world.dialled)
+        await asyncio.sleep(30)
+        assert len(world.dialled) == dialled  # no need for the others
+        assert {one.address: one.code for one in world.uplink.unreached} == {
+            drops: "TIMEOUT",
+            resets: "REFUSED",
+            impostor: "SECURITY",
+        }
+        # Without the live one all are dialled, each at its own pace: a wrong certificate every minute.
+        world.refused.add(live)
+        world.companion_end.kill()
+        await asyncio.sleep(600)
+        at_s = {name: [at for at, address in world.dialled if address == name] for name in world.companions}
+        assert min(later - earlier for earlier, later in itertools.pairwise(at_s[impostor])) >= 60.0
+        assert 8 <= len(at_s[impostor]) <= 11
+        for name in (resets, live):
+            assert 600 / 1.65 <= len(at_s[name]) <= 600 / 1.6  # 1.5 s and the handshake
+        assert "another CA (SECURITY)" in world.why()
+
+
+@story
+async def test_a_wrong_certificate_waits_out_its_minute_however_often_the_network_changes(tmp_path: Path) -> None:
+    async with running(World(tmp_path, companions=("impostor:1", HOST), wrong={"impostor:1"}, refused={HOST})) as world:
+        for _ in range(50):
+            await asyncio.sleep(1.0)
+            world.uplink.network_changed()
+        await asyncio.sleep(5.0)
+        assert [address for _, address in world.dialled].count("impostor:1") == 1
+        assert [address for _, address in world.dialled].count(HOST) > 50
+
+
+@pytest.mark.parametrize("why", ["TIMEOUT", "REFUSED", "SECURITY"])
+def test_o_wi_17_a_port_that_opens_after_a_minute_is_used_and_until_then_the_reason_is_shown(
+    tmp_path: Path, why: str
+) -> None:
+    async def main() -> None:
+        world = World(tmp_path, draw=0.999)
+        closed = {"TIMEOUT": world.dead, "REFUSED": world.refused, "SECURITY": world.wrong}[why]
+        closed.add(HOST)
+        async with running(world):
+            for _ in range(60):
+                await asyncio.sleep(1.0)
+                assert world.placement("m", CUTS[0]) == "local"
+                assert world.now < 5.0 or f"({why})" in world.uplink.state == world.why()
+            closed.clear()
+            bound_s = 10.0 if why != "SECURITY" else 65.0
+            assert await world.until(lambda: world.opened() == set(CUTS)) <= bound_s
+            assert world.uplink.unreached == []
+
+    run_in_virtual_time(main())
+
+
+@story
+async def test_o_wi_14_after_each_restart_with_other_models_the_view_is_the_companions(tmp_path: Path) -> None:
+    """Twenty restarts, A, A and B, B in turn: what is not there any more is not asked for, within two seconds."""
+    a, b = (
+        model(tmp_path / name, name, digest=ModelDigest("sha256:" + name * 64))
+        for name in ("a", "b")
+        if not (tmp_path / name).mkdir()  # type: ignore[func-returns-value]  # None: it is there now
+    )
+    sets = itertools.cycle([{a.digest}, {a.digest, b.digest}, {b.digest}])
+    held = next(sets)
+
+    def holds(offer: ModelOffer, before: int) -> Sequence[Message]:
+        if offer.digest not in held:
+            return (Refused(code="BUDGET_EXCEEDED", message="no room", digest=offer.digest),)
+        return takes(offer, before)
+
+    def known_to_be_there() -> bool:
+        return {one.digest for one in (a, b) if not world.why(one.name)} == held
+
+    world = World(tmp_path, on_offer=holds, draw=0.999)
+    async with running(world, a, b):
+        for _ in range(20):
+            await world.until(known_to_be_there, within_s=2.0)
+            await asyncio.sleep(2.0)  # and stays so
+            assert known_to_be_there()
+            for one in (a, b):
+                assert world.placement(one.name, CUTS[0]) == ("split" if one.digest in held else "local")
+            world.companion_end.kill()
+            held = next(sets)
+
+
+@story
+async def test_o_wi_13_one_task_owns_reconnection_and_the_daemon_ends_while_it_waits_for_data(tmp_path: Path) -> None:
+    def reconnecting() -> list[str]:
+        names = [task.get_name() for task in asyncio.all_tasks()]
+        return sorted(name for name in names if name in ("uplink", "heartbeat", "receive") or "dial" in name)
+
+    world = World(tmp_path)
+    async with running(world):
+        await world.until(lambda: world.why() == "")
+        assert reconnecting() == ["heartbeat", "receive", "uplink"]
+        waiting = world.ask()
+        world.companion_end.freeze()
+        world.dead.add(HOST)
+        await asyncio.sleep(SILENCE_S + 2.0)
+        # The heartbeat has one dial beside the silent connection, and nobody else has any.
+        assert reconnecting() == ["dial beside", f"dial {HOST}", "heartbeat", "receive", "uplink"]
+        began_s = world.now
+        await world.uplink.close()
+        assert world.now - began_s <= 5.0
+        assert reconnecting() == []
+        with pytest.raises(ConnectionLost):
+            await waiting
+
+
+@pytest.mark.parametrize("rtt_s", [0.04, 0.25, 0.6, 1.0, 1.3])
+def test_a_link_of_long_round_trips_connects(tmp_path: Path, rtt_s: float) -> None:
+    async def main() -> None:
+        async with running(World(tmp_path, handshake_s=3 * rtt_s)) as world:
+            await world.until(lambda: world.uplink.state == "connected", within_s=9.0)
+            # And what was learned of it is kept.
+            connected = len(world.dialled)
+            world.companion_end.kill()
+            await world.until(lambda: world.uplink.connects == 2)
+            assert len(world.dialled) == connected + 1
+
+    run_in_virtual_time(main())
+
+
+# -- a network that changes -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every connection is one from 10.1.0.2 to 192.0.2.1."""
+    monkeypatch.setattr(MemoryChannel, "ends", property(lambda channel: ("10.1.0.2", "192.0.2.1")))
+
+
+def changes(world: World, leads_from: str | None) -> None:
+    """The kernel says that something about the network is different."""
+    world.uplink._source_towards = lambda host: leads_from
+    world.uplink.network_changed()
+
+
+def test_a_change_of_the_network_ends_every_pause_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(World(tmp_path, refused={HOST}, draw=0.999)) as world:
+            await asyncio.sleep(60)
+            await world.until(lambda: world.uplink.unreached[0].next_try_s > 1.4)
+            world.refused.clear()
+            changes(world, "10.2.0.2")
+            assert await world.until(lambda: world.uplink.state == "connected") <= 0.02
+
+    run_in_virtual_time(main())
+
+
+def test_a_dial_that_hangs_on_the_old_network_holds_up_none_on_the_new_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(World(tmp_path, dead={HOST}, draw=0.999)) as world:
+            await asyncio.sleep(0.1)  # the first SYN is lost
+            world.dead.clear()
+            changes(world, "10.2.0.2")
+            assert await world.until(lambda: world.uplink.state == "connected") <= 0.02
+            await asyncio.sleep(10)
+            assert [end.closed_because for _, end, _ in world.connected].count(None) == 1
+
+    run_in_virtual_time(main())
+
+
+def test_a_device_whose_address_has_changed_dials_beside_at_once_and_changes_over(
+    tmp_path: Path, at_home: None
+) -> None:
+    async def main() -> None:
+        hurried: list[float] = []
+        async with running(World(tmp_path)) as world:
+            world.uplink.on_silence = lambda: hurried.append(world.now)
+            await world.until(lambda: world.opened() == set(CUTS))
+            world.ask()
+            _, old, there = world.connected[-1]
+            old.freeze()
+            there.freeze()  # nothing comes through under the old address
+            changed_at_s = world.now
+            changes(world, "10.2.0.2")
+            await world.until(lambda: world.opened() == set(CUTS) and world.uplink.connects == 2, within_s=0.1)
+            assert hurried == pytest.approx([changed_at_s], abs=0.001)  # what waited begins on the device at once
+
+    run_in_virtual_time(main())
+
+
+def test_a_change_that_does_not_concern_the_way_to_the_companion_leaves_the_connection(
+    tmp_path: Path, at_home: None
+) -> None:
+    async def main() -> None:
+        async with running(World(tmp_path)) as world:
+            await world.until(lambda: world.opened() == set(CUTS))
+            changes(world, "10.1.0.2")
+            changes(world, None)  # out of reach; what there is may still heal
+            await asyncio.sleep(10)
+            assert len(world.dialled) == 1
+            changes(world, "10.1.0.2")  # back again, and TCP's timer has grown meanwhile
+            await world.until(lambda: world.uplink.connects == 2, within_s=0.1)
+
+    run_in_virtual_time(main())
 
 
 # -- requests ---------------------------------------------------------------------------------------------------------
