@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from functools import cached_property
 
 from agent.compute import Compute
 from agent.config import AgentConfig
@@ -28,7 +29,8 @@ from split.codec.image import image_fingerprint
 from split.codec.payload import CODECS
 from split.errors import ConfigError
 from split.identity.contexts import Identity
-from split.identity.readiness import require_identity
+from split.identity.credentials import Credentials
+from split.identity.known_time import KnownTime
 from split.profiles.address import HostPort
 from split.profiles.load import require_writable
 from split.runtime.kernels import kernel_answers
@@ -76,7 +78,7 @@ class Daemon:
         require_writable("cache_dir", config.cache_dir)
         if not config.models.is_dir():
             raise ConfigError(f"models: {config.models} is no folder; make it, or point `models` at your repository")
-        if config.companions and (warning := require_identity(self._identity(), "device")):
+        if config.companions and (warning := self._credentials.require()):
             log.warning("%s", warning)
         machine = await asyncio.to_thread(read_machine)
         if config.companions:  # both are kept, and computed where they hold up nobody
@@ -164,17 +166,19 @@ class Daemon:
         self._stack.push_async_callback(self.http.stop)
         log.info("serving on %s", " and ".join(self.http.places))
 
-    def _identity(self) -> Identity:
+    @cached_property
+    def _credentials(self) -> Credentials:
         paths = self._config.identity
         assert paths is not None, "the configuration checks that companions come with an identity"
-        return Identity(cert=paths.cert, key=paths.key, ca=paths.ca)
+        identity = Identity(cert=paths.cert, key=paths.key, ca=paths.ca)
+        return Credentials(identity, "device", known_time=KnownTime(self._config.state_dir / "known-time"))
 
     async def _dial(self, address: str, timeout_s: float) -> Channel:
         place = HostPort(address)
         return await dial(
             place.host,
             place.port,
-            identity=self._identity(),
+            identity=self._credentials,
             hello=Hello(
                 major=PROTOCOL_MAJOR,
                 minor=PROTOCOL_MINOR,

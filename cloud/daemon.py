@@ -21,7 +21,8 @@ from split.codec.image import image_fingerprint
 from split.codec.payload import CODECS
 from split.errors import ChannelError, ConfigError
 from split.identity.contexts import Identity
-from split.identity.readiness import require_identity
+from split.identity.credentials import Credentials
+from split.identity.known_time import KnownTime
 from split.profiles.load import require_writable
 from split.runtime.kernels import kernel_answers
 from split.runtime.machine import read_machine
@@ -67,8 +68,12 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
     for key, folder in (("state_dir", config.state_dir), ("cache_dir", config.cache_dir)):
         require_writable(key, folder)
     paths = config.identity
-    identity = Identity(cert=paths.cert, key=paths.key, ca=paths.ca)
-    if warning := require_identity(identity, "companion"):
+    credentials = Credentials(
+        Identity(cert=paths.cert, key=paths.key, ca=paths.ca),
+        "companion",
+        known_time=KnownTime(config.state_dir / "known-time"),
+    )
+    if warning := credentials.require():
         log.warning("%s", warning)
     engine = OrtEngine()
     tuning = default_tuning(await asyncio.to_thread(read_machine), config.threads)
@@ -123,7 +128,7 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
         listener = await listen(
             config.listen.host,
             config.listen.port,
-            identity=identity,
+            identity=credentials,
             make_hello=hello,
             on_channel=reception.receive,
             max_connections=config.limits.connections,

@@ -14,6 +14,8 @@ IsthmusError
 ├── EngineFailed           the runtime failed on a valid request: HTTP 500
 ├── CodecError             bytes that are no boundary, or a tensor this codec does not carry
 ├── IdentityError          a certificate or key is missing, wrong or refused
+│   ├── Revoked            the certificate was taken back: only enrolling anew helps
+│   └── TokenRefused       a join token is wrong, used or expired: only a new one helps
 └── ChannelError
     ├── ConnectionLost     the companion is gone; the request goes on locally
     │   └── NotReached     dialling failed; its code says how: TIMEOUT, REFUSED, TLS, UNREACHABLE
@@ -96,6 +98,18 @@ class CodecError(IsthmusError):
 
 class IdentityError(IsthmusError):
     code = "IDENTITY_ERROR"
+
+
+class Revoked(IdentityError):
+    code = "REVOKED"
+
+
+class TokenRefused(IdentityError):
+    """`code` says which way: TOKEN_UNKNOWN, TOKEN_USED or TOKEN_EXPIRED."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class ChannelError(IsthmusError):

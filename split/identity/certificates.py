@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Final
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from split.errors import IdentityError
 from split.identity.contexts import Identity, Role, role_uri
+from split.identity.files import make_folder
 
 __all__ = [
     "AUTHORITY_DAYS",
@@ -27,7 +29,12 @@ __all__ = [
     "Identity",
     "issue",
     "issuer_of",
+    "load_authority",
     "make_authority",
+    "make_request",
+    "request_key",
+    "serial_of",
+    "sign",
     "subjects_of",
 ]
 
@@ -57,13 +64,13 @@ def make_authority(folder: Path, *, now: datetime | None = None) -> Authority:
     start = now or datetime.now(UTC)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Isthmus authority")])
     certificate = (
-        _builder(name, name, key.public_key(), start, AUTHORITY_DAYS)
+        _builder(name, name, key.public_key(), start, start + timedelta(days=AUTHORITY_DAYS))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(authority=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
-    _make_folder(folder)
+    make_folder(folder)
     _write_new(authority.key, _key_pem(key), 0o600)
     _write_new(authority.cert, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
     return authority
@@ -75,7 +82,7 @@ def issue(
     role: Role,
     out: Path,
     *,
-    days: int = LEAF_DAYS,
+    days: float = LEAF_DAYS,
     now: datetime | None = None,
 ) -> Identity:
     """Make a key and a certificate for `name` in that role: `out/cert.pem`, `out/key.pem`, and `out/ca.pem`, a copy.
@@ -83,39 +90,71 @@ def issue(
     `folder_of_ca` is what `make_authority` filled. IdentityError for a name that is none, an authority that is not
     there, cannot be read or has expired, and for files that exist already.
     """
-    uri = role_uri(role, name)
+    role_uri(role, name)  # a name that is none leaves no file behind
     identity = Identity(cert=out / "cert.pem", key=out / "key.pem", ca=out / "ca.pem")
     _require_new(identity.cert, identity.key)
     start = now or datetime.now(UTC)
-    authority, authority_key = _load_authority(folder_of_ca)
+    authority, authority_key = load_authority(folder_of_ca)
     authority_pem = authority.public_bytes(serialization.Encoding.PEM)
     if identity.ca.exists() and identity.ca.read_bytes() != authority_pem:
         raise IdentityError(
             f"{identity.ca} is another authority than the one in {folder_of_ca}: issue into a new folder"
         )
-    if authority.not_valid_after_utc <= start:
-        raise IdentityError(
-            f"the authority in {folder_of_ca} expired on {authority.not_valid_after_utc:%Y-%m-%d}: make a new one in "
-            "another folder and issue all certificates anew"
-        )
     key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    certificate = (
-        _builder(subject, authority.subject, key.public_key(), start, days)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_key_usage(authority=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([_USAGE[role]]), critical=False)
-        .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)]), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
-        .sign(authority_key, hashes.SHA256())
+    certificate = _leaf(
+        folder_of_ca, authority, authority_key, key.public_key(), name=name, role=role, days=days, start=start
     )
-    _make_folder(out)
+    make_folder(out)
     _write_new(identity.key, _key_pem(key), 0o600)
     _write_new(identity.cert, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
     if not identity.ca.exists():
         _write_new(identity.ca, authority_pem, 0o644)
     return identity
+
+
+def sign(
+    folder_of_ca: Path, key: ec.EllipticCurvePublicKey, name: str, role: Role, *, days: float, now: datetime
+) -> bytes:
+    """The certificate, PEM, of whoever holds the key to `key` (from `request_key`) under that name, in that role.
+
+    IdentityError for a name that is none and for an authority that cannot issue.
+    """
+    authority, authority_key = load_authority(folder_of_ca)
+    certificate = _leaf(folder_of_ca, authority, authority_key, key, name=name, role=role, days=days, start=now)
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def make_request() -> tuple[bytes, str]:
+    """A new key, PEM, which is not to leave this host, and the request (PKCS#10, PEM) to have it certified."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, hashes.SHA256())
+    return _key_pem(key), request.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def request_key(request_pem: str) -> ec.EllipticCurvePublicKey:
+    """The key that a request asks to have certified; nothing else in it counts.
+
+    IdentityError when it is no request, not signed by its own key, or its key is not on P-256.
+    """
+    try:
+        request = x509.load_pem_x509_csr(request_pem.encode())
+        key = request.public_key()
+        signed = request.is_signature_valid
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise IdentityError(f"a certificate request (PKCS#10, PEM) was expected: {error}") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise IdentityError("the key of a certificate request must be on the curve P-256")
+    if not signed:
+        raise IdentityError("the certificate request is not signed by the key that it names")
+    return key
+
+
+def serial_of(pem: bytes) -> int:
+    """Of the first certificate in `pem`; IdentityError when there is none."""
+    try:
+        return x509.load_pem_x509_certificate(pem).serial_number
+    except ValueError as error:
+        raise IdentityError(f"a certificate in PEM was expected: {error}") from error
 
 
 def issuer_of(cert: Path) -> str:
@@ -145,8 +184,41 @@ def _named(name: x509.Name, key: bytes | None) -> str:
     return f"{name.rfc4514_string()!r} with key {key.hex()[:16] if key else 'unknown'}"
 
 
+def _leaf(
+    folder_of_ca: Path,
+    authority: x509.Certificate,
+    authority_key: ec.EllipticCurvePrivateKey,
+    key: ec.EllipticCurvePublicKey,
+    *,
+    name: str,
+    role: Role,
+    days: float,
+    start: datetime,
+) -> x509.Certificate:
+    """Never good for longer than the authority itself."""
+    uri = role_uri(role, name)
+    if authority.not_valid_after_utc <= start:
+        raise IdentityError(
+            f"the authority in {folder_of_ca} expired on {authority.not_valid_after_utc:%Y-%m-%d}: make a new one in "
+            "another folder and issue all certificates anew"
+        )
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    return (
+        _builder(
+            subject, authority.subject, key, start, min(start + timedelta(days=days), authority.not_valid_after_utc)
+        )
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(authority=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([_USAGE[role]]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+
+
 def _builder(
-    subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey, start: datetime, days: int
+    subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey, start: datetime, end: datetime
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
@@ -155,7 +227,7 @@ def _builder(
         .public_key(public_key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(start - _BACKDATED)
-        .not_valid_after(start + timedelta(days=days))
+        .not_valid_after(end)
     )
 
 
@@ -173,7 +245,7 @@ def _key_usage(*, authority: bool) -> x509.KeyUsage:
     )
 
 
-def _load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+def load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     cert, key = folder / "ca.pem", folder / "ca-key.pem"
     try:
         certificate = x509.load_pem_x509_certificate(cert.read_bytes())
@@ -201,13 +273,6 @@ def _require_new(*paths: Path) -> None:
     for path in paths:
         if path.exists():
             raise IdentityError(f"{path} exists already and is not overwritten: remove it, or choose another folder")
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise IdentityError(f"the folder {folder} cannot be made: {error.strerror}") from error
 
 
 def _write_new(path: Path, data: bytes, mode: int) -> None:

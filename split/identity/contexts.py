@@ -13,6 +13,7 @@ import os
 import re
 import ssl
 import stat
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,12 @@ Role = Literal["device", "companion"]
 URI_ROOT: Final = "spiffe://isthmus/"
 NAME: Final = re.compile(r"[a-z0-9-]{1,64}")
 _URI: Final = re.compile(re.escape(URI_ROOT) + r"(device|companion)/([a-z0-9-]{1,64})")
+NO_CHECK_TIME: Final = 0x200000
+"""X509_V_FLAG_NO_CHECK_TIME; `ssl` has no name for it. For a clock that is known to be wrong, see `credentials.py`."""
+_AUTHORITY_LEAF: Final = re.compile(rb"\x06\x03\x55\x1d\x13(?:\x01\x01.)?\x04.\x30.\x01\x01[^\x00]", re.DOTALL)
+"""Extension basicConstraints (2.5.29.19), critical or not, with cA other than FALSE, in DER. OpenSSL takes such a
+certificate from a peer, `ssl` does not show the extension, and `cryptography` costs 10 MB for this one bit. Bytes that
+only look like it, in another field, are refused with it."""
 _NO_CERTIFICATE: Final = "PEER_DID_NOT_RETURN_A_CERTIFICATE"
 _TOO_OPEN: Final = stat.S_IWGRP | stat.S_IRWXO
 """A key file may be readable by its group (how systemd and Kubernetes hand credentials over), never by everybody."""
@@ -41,11 +48,55 @@ class Identity:
     ca: Path
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validity:
+    """When a certificate is good, in seconds since 1970."""
+
+    from_s: float
+    until_s: float
+
+    @property
+    def renew_at_s(self) -> float:
+        """Two thirds through: a third is left for whoever cannot be reached just then."""
+        return self.from_s + (self.until_s - self.from_s) * 2 / 3
+
+
+def validity_of(certificate: Mapping[str, Any]) -> Validity:
+    """Of a certificate as `SSLObject.getpeercert()` gives it."""
+    return Validity(
+        from_s=ssl.cert_time_to_seconds(certificate["notBefore"]),
+        until_s=ssl.cert_time_to_seconds(certificate["notAfter"]),
+    )
+
+
 def role_uri(role: Role, name: str) -> str:
     """The URI that names this peer; IdentityError for a name that is none."""
     if not NAME.fullmatch(name):
         raise IdentityError(f"a name has 1 to 64 characters of a-z, 0-9 and -, got {name!r}")
     return f"{URI_ROOT}{role}/{name}"
+
+
+def enrolment_server_context(identity: Identity) -> ssl.SSLContext:
+    """The companion's context for enrolment: it shows who it is; a device has nothing to show yet, and is not asked."""
+    context = server_context(identity)
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def enrolment_client_context(authority_pem: str | None) -> ssl.SSLContext:
+    """A device's context for enrolment, without a certificate of its own.
+
+    With an authority that was checked against the token's pin: the companion must have a certificate by it. None: for
+    fetching that authority, which is public, and nothing else; what comes is worth nothing before the pin is checked.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    if authority_pem is None:
+        context.verify_mode = ssl.CERT_NONE
+    else:
+        context.load_verify_locations(cadata=authority_pem)
+    return context
 
 
 def client_context(identity: Identity) -> ssl.SSLContext:
@@ -139,8 +190,13 @@ def _no_password() -> bytes:
     )
 
 
-def peer_of(certificate: Any, *, role: Role) -> str:
-    """Name of the peer with this verified certificate (`SSLObject.getpeercert()`); IdentityError for another role."""
+def peer_of(certificate: Any, *, role: Role, der: bytes = b"") -> str:
+    """Name of the peer with this verified certificate (`SSLObject.getpeercert()`, and the same in DER).
+
+    IdentityError for another role, and for an authority's certificate: whoever has that shows one of its making.
+    """
+    if _AUTHORITY_LEAF.search(der):
+        raise IdentityError("the peer's certificate is an authority's (CA:TRUE): issue it one that is not")
     uris = [value for kind, value in (certificate or {}).get("subjectAltName", ()) if kind == "URI"]
     match = _URI.fullmatch(uris[0]) if len(uris) == 1 else None
     if match is None:
@@ -163,6 +219,11 @@ _CHECKS: Final = {
     26: ("is for another role", "a companion needs a companion's certificate, a device a device's"),
     24: ("was issued by a certificate that is no authority", "let the authority itself issue it"),
     79: ("was issued by a certificate that is no authority", "let the authority itself issue it"),
+    25: ("was issued by an authority below ours, which allows none", "let the authority itself issue it"),
+    32: ("was issued by a certificate that may not sign others", "let the authority itself issue it"),
+    66: ("has a key that is too weak", "issue a new one with a key on P-256"),
+    67: ("was issued with a key that is too weak", "make a new authority"),
+    68: ("is signed with a hash that is too weak", "issue a new one"),
 }
 """OpenSSL's X509_V_ERR_* → what is wrong with the certificate, and what to do."""
 

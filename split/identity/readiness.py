@@ -12,10 +12,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from split.errors import ConfigError, IdentityError
-from split.identity.contexts import Identity, Role, client_context, peer_of, server_context
+from split.identity.contexts import NO_CHECK_TIME, Identity, Role, client_context, peer_of, server_context
 
-_NO_CHECK_TIME: Final = 0x200000
-"""X509_V_FLAG_NO_CHECK_TIME; `ssl` has no name for it."""
 _OTHER_AUTHORITY: Final = (2, 7, 18, 19, 20, 21)
 """X509_V_ERR_* that say: not issued by a certificate in the file."""
 _HANDSHAKE_STEPS: Final = 10
@@ -34,13 +32,16 @@ def require_identity(identity: Identity, role: Role) -> str:
         raise ConfigError(str(error)) from error
 
 
-def _hold_together(identity: Identity, role: Role) -> str:
-    client, server = client_context(identity), server_context(identity)
-    verifier, other = (server, client) if role == "device" else (client, server)
-    other.verify_mode = ssl.CERT_NONE  # that end is us as well: one certificate is on trial, and no byte leaves memory
-    verifier.verify_flags = ssl.VerifyFlags(verifier.verify_flags | _NO_CHECK_TIME)
+def own_certificate(identity: Identity, role: Role) -> Mapping[str, Any]:
+    """What a peer sees of us, as `getpeercert` gives it; its time is not judged.
+
+    IdentityError names the key of the configuration, as `require_identity` does.
+    """
+    client, server = _ends(identity, role)
+    verifier = server if role == "device" else client
+    verifier.verify_flags = ssl.VerifyFlags(verifier.verify_flags | NO_CHECK_TIME)
     try:
-        shown = _shake_hands(client, server, seen_by_server=role == "device")
+        shown, der = _shake_hands(client, server, seen_by_server=role == "device")
     except ssl.SSLCertVerificationError as error:
         raise IdentityError(_sentence(error, identity, role)) from error
     except ssl.SSLError as error:
@@ -49,12 +50,16 @@ def _hold_together(identity: Identity, role: Role) -> str:
             f"a kind that has no place there; {_how(role)}"
         ) from error
     try:
-        peer_of(shown, role=role)
+        peer_of(shown, role=role, der=der)
     except IdentityError as error:
         raise IdentityError(f"identity.cert: {identity.cert} is not a {role}'s: {error}; {_how(role)}") from error
-    verifier.verify_flags = ssl.VerifyFlags(verifier.verify_flags & ~_NO_CHECK_TIME)
+    return shown
+
+
+def _hold_together(identity: Identity, role: Role) -> str:
+    shown = own_certificate(identity, role)
     try:
-        _shake_hands(client, server, seen_by_server=role == "device")
+        _shake_hands(*_ends(identity, role), seen_by_server=role == "device")
     except ssl.SSLCertVerificationError as error:
         return (
             f"identity.cert: {identity.cert} will be refused by every peer: {error.verify_message} (valid from "
@@ -63,8 +68,17 @@ def _hold_together(identity: Identity, role: Role) -> str:
     return ""
 
 
-def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext, *, seen_by_server: bool) -> Mapping[str, Any]:
-    """The certificate that the verifying side saw, as `getpeercert` gives it."""
+def _ends(identity: Identity, role: Role) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Client and server, both us: one certificate is on trial, so one end verifies, and no byte leaves memory."""
+    client, server = client_context(identity), server_context(identity)
+    (client if role == "device" else server).verify_mode = ssl.CERT_NONE
+    return client, server
+
+
+def _shake_hands(
+    client: ssl.SSLContext, server: ssl.SSLContext, *, seen_by_server: bool
+) -> tuple[dict[str, Any], bytes]:
+    """The certificate that the verifying side saw, as `getpeercert` gives it, and in DER."""
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = client.wrap_bio(down, up), server.wrap_bio(up, down, server_side=True)
     for _ in range(_HANDSHAKE_STEPS):
@@ -76,7 +90,8 @@ def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext, *, seen_by_serv
                 waiting += 1
         if not waiting:
             break
-    return ends[seen_by_server].getpeercert() or {}
+    seen = ends[seen_by_server]
+    return seen.getpeercert() or {}, seen.getpeercert(binary_form=True) or b""
 
 
 def _sentence(error: ssl.SSLCertVerificationError, identity: Identity, role: Role) -> str:

@@ -21,6 +21,8 @@ class PeerIdentity:
     name: str
     role: str
     """`device` or `companion`."""
+    serial: int = 0
+    """Of the certificate, by which it can be revoked; 0: shown none (the channel in memory)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

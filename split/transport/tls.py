@@ -13,8 +13,17 @@ import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from split.errors import ChannelError, ConnectionLost, IdentityError, IsthmusError, NotReached
-from split.identity.contexts import Identity, Role, client_context, explain, peer_of, refusals, server_context
+from split.errors import (
+    ChannelError,
+    CompanionRefused,
+    ConnectionLost,
+    IdentityError,
+    IsthmusError,
+    NotReached,
+    Revoked,
+)
+from split.identity.contexts import Identity, Role, explain, refusals
+from split.identity.credentials import Credentials, credentials_of
 from split.transport.channel import Channel, PeerIdentity
 from split.transport.endpoint import Endpoint
 from split.wire.connection import WireConnection
@@ -50,9 +59,10 @@ ACCEPT_RETRY_S: Final = 1.0
 class TlsChannel(Endpoint, asyncio.BufferedProtocol):
     """One end of a TLS connection; made by `dial` and `listen`."""
 
-    def __init__(self, hello: Hello, peer_role: Role, where: str, limits: Limits) -> None:
+    def __init__(self, hello: Hello, credentials: Credentials, where: str, limits: Limits) -> None:
         super().__init__(WireConnection(hello, limits=limits))
-        self._peer_role = peer_role
+        self._credentials = credentials
+        self._peer_role: Role = "companion" if credentials.role == "device" else "device"
         self._where = where
         self._transport: asyncio.Transport | None = None
         self._writing_paused = False
@@ -67,7 +77,8 @@ class TlsChannel(Endpoint, asyncio.BufferedProtocol):
         try:
             await self._opened
         except BaseException:
-            self._abort()
+            if self._transport is None or not self._transport.is_closing():  # else a last word is on its way out
+                self._abort()
             raise
 
     async def refuse(self, code: str, why: str) -> None:
@@ -93,19 +104,30 @@ class TlsChannel(Endpoint, asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        tls = transport.get_extra_info("ssl_object")
         try:
-            name = peer_of(transport.get_extra_info("peercert"), role=self._peer_role)
+            peer = self._credentials.judge(tls.getpeercert(), tls.getpeercert(binary_form=True))
         except IdentityError as error:
-            self._over(f"{self._where}: {error}", IdentityError(f"{self._where}: {error}"))
-            transport.abort()
+            self._turn_away(error)
             return
-        self._peer = PeerIdentity(name=name, role=self._peer_role)
+        self._peer = PeerIdentity(name=peer.name, role=self._peer_role, serial=peer.serial)
         self._congestion_control = _tune(transport.get_extra_info("socket"))
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         beneath = getattr(getattr(transport, "_ssl_protocol", None), "_transport", None)
         if isinstance(beneath, asyncio.Transport):
             beneath.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         self._pump()
+
+    def _turn_away(self, error: IdentityError) -> None:
+        """The peer's certificate is not good. A device is told why, as the only thing it is told."""
+        if self._peer_role == "device":
+            self._connection.refuse(error.code, str(error), stranger=True)
+            self._pump()
+        self._over(f"{self._where}: {error}", type(error)(f"{self._where}: {error}"))
+        if self._peer_role == "device":
+            self._close_transport()
+        else:
+            self._abort()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._connection.get_buffer()
@@ -206,14 +228,14 @@ class Listener:
     def __init__(
         self,
         sock: socket.socket,
-        context: ssl.SSLContext,
+        credentials: Credentials,
         make_hello: Callable[[], Hello],
         on_channel: Callable[[Channel], Awaitable[None]],
         max_connections: int,
         limits: Limits,
     ) -> None:
         self._sock = sock
-        self._context = context
+        self._credentials = credentials
         self._make_hello = make_hello
         self._on_channel = on_channel
         self._max_connections = max_connections
@@ -269,7 +291,7 @@ class Listener:
 
     async def _serve(self, sock: socket.socket, where: str) -> None:
         """One accepted socket: handshake, Hello, then the handler for as long as it likes."""
-        channel = TlsChannel(self._make_hello(), "device", where, self._limits)
+        channel = TlsChannel(self._make_hello(), self._credentials, where, self._limits)
         why: list[ssl.SSLError] = []
         refusals.set(why)
         try:
@@ -277,13 +299,15 @@ class Listener:
                 await asyncio.get_running_loop().connect_accepted_socket(
                     lambda: channel,
                     sock,
-                    ssl=self._context,
+                    ssl=self._credentials.context(),
                     ssl_handshake_timeout=HELLO_TIMEOUT_S,
                     ssl_shutdown_timeout=CLOSE_FLUSH_S,
                 )
                 await channel.opened()
         except (OSError, IsthmusError) as error:  # TimeoutError is an OSError
             self._refuse(str(_translate(why[0] if why else error, where)))
+            if isinstance(error, IdentityError):
+                await channel.close("its certificate is not good here")  # what it was told leaves first
             return
         task = asyncio.current_task()
         assert task is not None
@@ -306,21 +330,28 @@ class Listener:
 
 
 async def dial(
-    host: str, port: int, *, identity: Identity, hello: Hello, timeout_s: float, limits: Limits = DEFAULT_LIMITS
+    host: str,
+    port: int,
+    *,
+    identity: Identity | Credentials,
+    hello: Hello,
+    timeout_s: float,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> TlsChannel:
     """An open channel to the companion at `host:port`, its certificate and role checked, the Hellos exchanged.
 
     Names with several addresses are tried as RFC 8305 says. All of it takes at most `timeout_s`. IdentityError: one of
-    the certificates is wrong (the sentence says whose and why; trying again soon does not help). CompanionRefused: the
-    companion's typed reason. NotReached: not reachable, not in time, or no TLS there (its code says which).
-    ConnectionLost: it hung up before its Hello.
+    the certificates is wrong (the sentence says whose and why; trying again soon does not help); Revoked: ours was
+    taken back. CompanionRefused: the companion's typed reason. NotReached: not reachable, not in time, or no TLS there
+    (its code says which). ConnectionLost: it hung up before its Hello.
     """
-    context = client_context(identity)
+    credentials = credentials_of(identity, "device")
+    context = credentials.context()
     where = f"the companion at {host}:{port}"
     try:
         async with asyncio.timeout(timeout_s):
             _, channel = await asyncio.get_running_loop().create_connection(
-                lambda: TlsChannel(hello, "companion", where, limits),
+                lambda: TlsChannel(hello, credentials, where, limits),
                 host,
                 port,
                 ssl=context,
@@ -336,13 +367,22 @@ async def dial(
         ) from error
     except OSError as error:
         raise _translate(error, where) from error
+    except CompanionRefused as error:
+        kind = _IDENTITY_REFUSALS.get(error.code)
+        if kind is None:
+            raise
+        raise kind(f"{where} refused our certificate: {error}") from error
+
+
+_IDENTITY_REFUSALS: Final = {kind.code: kind for kind in (IdentityError, Revoked)}
+"""What a companion says in place of its Hello to a certificate that OpenSSL took and it does not."""
 
 
 async def listen(
     host: str,
     port: int,
     *,
-    identity: Identity,
+    identity: Identity | Credentials,
     make_hello: Callable[[], Hello],
     on_channel: Callable[[Channel], Awaitable[None]],
     max_connections: int,
@@ -354,7 +394,8 @@ async def listen(
     OVERLOADED. Beside them at most `MAX_STRANGERS` sockets have not shown yet who they are; they have 5 s to do so.
     IdentityError for files that cannot serve, ChannelError when the address cannot be had.
     """
-    context = server_context(identity)
+    credentials = credentials_of(identity, "companion")
+    credentials.context()  # what cannot serve is said now
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -363,7 +404,7 @@ async def listen(
     except OSError as error:
         raise ChannelError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
     sock.setblocking(False)
-    return Listener(sock, context, make_hello, on_channel, max_connections, limits)
+    return Listener(sock, credentials, make_hello, on_channel, max_connections, limits)
 
 
 def _tune(sock: Any) -> str:

@@ -167,9 +167,12 @@ class WireConnection:
             room -= len(frame)
         return frames
 
-    def refuse(self, code: str, message: str) -> None:
-        """Queue this side's last message, the reason for closing, in place of all that can still be taken back."""
-        self._outbox.drop(_may_be_taken_back, reset=False)
+    def refuse(self, code: str, message: str, *, stranger: bool = False) -> None:
+        """Queue this side's last message, the reason for closing, in place of all that can still be taken back.
+
+        `stranger`: nothing has left yet, and the peer is to learn nothing else, our Hello neither.
+        """
+        self._outbox.drop((lambda _: True) if stranger else _may_be_taken_back, reset=False)
         refused = Refused(code=code, message=message[:MAX_REASON_CHARACTERS])
         self._outbox.put(self._pack(refused, (), Priority.CONTROL))
         self._closed_because = message
