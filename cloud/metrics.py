@@ -20,6 +20,9 @@ class Metrics:
             ["outcome"],
             registry=self.registry,
         )
+        self.invalid_messages = Counter(
+            "isthmus_cloud_invalid_messages", "Messages dropped because they make no sense.", registry=self.registry
+        )
         self.received_bytes = Counter(
             "isthmus_cloud_received_bytes", "Payload bytes of requests.", registry=self.registry
         )

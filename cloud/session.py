@@ -71,6 +71,8 @@ class Session:
         """What was cancelled and not seen, oldest first."""
         self._idle = asyncio.Event()
         self._idle.set()
+        self._invalid_messages = 0
+        """As far as they are counted."""
         self._leaving = ""
         self._cut_off = False
         self._group = asyncio.TaskGroup()
@@ -94,6 +96,7 @@ class Session:
         finally:
             self._companion.metrics.sessions.dec()
             self._openings.release()
+            self._count_invalid()
             log.info("session closed device=%s reason=%r", device, self._channel.closed_because or "")
 
     def goodbye(self, reason: str) -> None:
@@ -113,6 +116,7 @@ class Session:
         while True:
             try:
                 incoming = await self._channel.receive()
+                self._count_invalid()
                 await self._take(incoming)
             except ConnectionLost:
                 return
@@ -122,6 +126,11 @@ class Session:
                 self._send(last, priority=Priority.CONTROL)
                 await self._channel.close(str(error))
                 return
+
+    def _count_invalid(self) -> None:
+        count = self._channel.invalid_messages
+        self._companion.metrics.invalid_messages.inc(count - self._invalid_messages)
+        self._invalid_messages = count
 
     async def _take(self, incoming: Incoming) -> None:
         match incoming.message:

@@ -57,6 +57,10 @@ class Channel(Protocol):
     def queued_bytes(self) -> int:
         """Bytes accepted by `send` and not yet taken by the link (beyond it the transport holds a frame or two)."""
 
+    @property
+    def invalid_messages(self) -> int:
+        """Messages that were dropped since their metadata makes no sense (PROTOCOL.md §3)."""
+
     def send(self, message: Message, payload: Sequence[Buffer] = (), *, priority: Priority = Priority.NORMAL) -> None:
         """Queue a message; never blocks. The payload buffers must not change until they are out.
 

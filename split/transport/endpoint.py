@@ -7,15 +7,22 @@ Invariant: a channel dies once; what was received before is still handed out, th
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
+from typing import Final
 
 from split.errors import CompanionRefused, ConnectionLost, RemoteProtocolError
 from split.transport.channel import Buffer, Incoming, PeerIdentity
 from split.wire.connection import Received, WireConnection
 from split.wire.limits import CLOSE_FLUSH_S, MESSAGE_OVERHEAD_BYTES
 from split.wire.messages import Hello, Message, Priority
+
+_log = logging.getLogger("isthmus.transport")
+
+INVALID_LOG_S: Final = 1.0
+"""Between two lines of the log about messages of one peer that make no sense."""
 
 
 class Endpoint(ABC):
@@ -24,11 +31,12 @@ class Endpoint(ABC):
     def __init__(self, connection: WireConnection) -> None:
         self._connection = connection
         self._peer: PeerIdentity | None = None
-        self._unread: deque[tuple[Incoming, int]] = deque()
-        """With the credit that each gives back."""
+        self._unread: deque[tuple[Incoming, Received]] = deque()
         self._unread_bytes = 0
         """Of what costs no credit."""
         self._holding = False
+        self._logged_invalid = 0
+        self._log_invalid_at_s = 0.0
         self._reader: asyncio.Future[None] | None = None
         self._drainers: list[tuple[int, asyncio.Future[None]]] = []
         self._closed_because: str | None = None
@@ -74,6 +82,10 @@ class Endpoint(ABC):
     def queued_bytes(self) -> int:
         return self._connection.queued_bytes
 
+    @property
+    def invalid_messages(self) -> int:
+        return self._connection.invalid_messages
+
     def send(self, message: Message, payload: Sequence[Buffer] = (), *, priority: Priority = Priority.NORMAL) -> None:
         """See `Channel.send`."""
         self._refuse_when_closed()
@@ -111,15 +123,15 @@ class Endpoint(ABC):
                 await self._reader
             finally:
                 self._reader = None
-        incoming, credit_bytes = self._unread.popleft()
-        if credit_bytes:
-            if self._connection.release(credit_bytes) and self._closed_because is None:
-                self._pump()
-        else:
+        incoming, received = self._unread.popleft()
+        if received.taken() and self._closed_because is None:
+            self._pump()
+        if not received.credit_bytes:
             self._unread_bytes -= incoming.payload.nbytes + MESSAGE_OVERHEAD_BYTES
         if self._holding and self._unread_bytes <= self._connection.limits.unread_bytes // 2:
             self._holding = False
             self._hold_reading(False)
+        self._log_invalid()
         return incoming
 
     async def close(self, reason: str) -> None:
@@ -142,13 +154,26 @@ class Endpoint(ABC):
         now_s = asyncio.get_running_loop().time()  # monotonic; a test's loop may have a clock of its own
         for received in messages:
             incoming = Incoming(message=received.message, payload=received.payload, received_at_s=now_s)
-            self._unread.append((incoming, received.credit_bytes))
+            self._unread.append((incoming, received))
             if not received.credit_bytes:
                 self._unread_bytes += received.payload.nbytes + MESSAGE_OVERHEAD_BYTES
         if not self._holding and self._unread_bytes > self._connection.limits.unread_bytes:
             self._holding = True
             self._hold_reading(True)
         self._wake_reader()
+
+    def _log_invalid(self) -> None:
+        """One line a second at most, however many messages make no sense."""
+        count, now_s = self.invalid_messages, asyncio.get_running_loop().time()
+        if count > self._logged_invalid and now_s >= self._log_invalid_at_s:
+            _log.warning(
+                "dropped %d messages of %s that make no sense (%d since it is connected); the last one: %s",
+                count - self._logged_invalid,
+                self.peer.name,
+                count,
+                self._connection.last_invalid[:200],
+            )
+            self._logged_invalid, self._log_invalid_at_s = count, now_s + INVALID_LOG_S
 
     def _moved(self) -> None:
         """Bytes have left: wake who waits for it."""

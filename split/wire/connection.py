@@ -34,6 +34,7 @@ from split.wire.limits import (
     KIB,
     MAX_FRAME_BYTES,
     MAX_HELLO_BYTES,
+    MAX_INVALID_MESSAGES,
     MAX_METADATA_BYTES,
     MAX_REASON_CHARACTERS,
     MAX_WAITING_PONGS,
@@ -63,8 +64,14 @@ class Received:
 
     message: Message
     payload: memoryview
+    connection: WireConnection
+    """On which it came."""
     credit_bytes: int
-    """What to give back (`WireConnection.release`) when the program has taken it; 0: costs none."""
+    """What its waiting takes of the peer's credit; 0: nothing."""
+
+    def taken(self) -> bool:
+        """The program has it, so the peer may send as much again; whether there is something to send now. Once."""
+        return self.credit_bytes > 0 and self.connection.release(self.credit_bytes)
 
 
 class WireConnection:
@@ -76,6 +83,10 @@ class WireConnection:
         """Set when the peer's Hello was received."""
         self.failure: RemoteProtocolError | CompanionRefused | None = None
         """What the peer did wrong, or its reason for refusing us; the connection is to be closed once set."""
+        self.invalid_messages = 0
+        """Whole messages that were dropped because their metadata makes no sense."""
+        self.last_invalid = ""
+        """What was wrong with the last of them."""
         self._closed_because: str | None = None
         self._outbox = Outbox(queue_bytes=limits.queue_bytes, frame_bytes=limits.frame_bytes)
         self._window_bytes = hello.window_bytes
@@ -180,7 +191,7 @@ class WireConnection:
     # ---- in
 
     def release(self, credit_bytes: int) -> bool:
-        """The program has taken a message with this `Received.credit_bytes`; whether there is something to send now."""
+        """See `Received.taken`."""
         if self._granted is None or self._closed_because is not None:
             return False
         self._granted.release(credit_bytes)
@@ -331,18 +342,25 @@ class WireConnection:
         message = self._understand(arriving)
         if isinstance(message, Ping):
             self._answer(message)
-        elif not isinstance(message, Hello):
+        elif message is not None:
             credit_bytes = 0
             if self._granted is not None and arriving.priority != Priority.CONTROL:
                 credit_bytes = cost(arriving.filled, begins=True)
                 self._granted.hold(credit_bytes)
-            received.append(Received(message, arriving.payload[: arriving.payload_bytes], credit_bytes))
+            payload = arriving.payload[: arriving.payload_bytes]
+            received.append(Received(message, payload, connection=self, credit_bytes=credit_bytes))
 
-    def _understand(self, arriving: Arriving) -> Message:
+    def _understand(self, arriving: Arriving) -> Message | None:
+        """The message, if it is one that anybody but this connection wants to know of."""
         metadata = arriving.metadata[: arriving.metadata_bytes]
         if self.peer_hello is None:
-            return self._greet(read_hello(metadata))
-        message = decode_metadata(metadata)
+            self._greet(read_hello(metadata))
+            return None
+        try:
+            message = decode_metadata(metadata)
+        except RemoteProtocolError as error:
+            self._drop_invalid(error)
+            return None
         if isinstance(message, Hello):
             raise RemoteProtocolError("a second Hello came; a connection has one each way, first of all")
         if arriving.payload_bytes and not may_have_payload(message):
@@ -353,13 +371,21 @@ class WireConnection:
             raise CompanionRefused(message.code, message.message)
         return message
 
-    def _greet(self, hello: Hello) -> Hello:
+    def _drop_invalid(self, error: RemoteProtocolError) -> None:
+        """Its frames are sound, so what comes next is too: one message is lost, and the others need not be."""
+        self.invalid_messages += 1
+        self.last_invalid = str(error)
+        if self.invalid_messages > MAX_INVALID_MESSAGES:
+            raise RemoteProtocolError(
+                f"more than {MAX_INVALID_MESSAGES} messages of this connection made no sense, the last one: {error}"
+            )
+
+    def _greet(self, hello: Hello) -> None:
         self.peer_hello = hello
         if hello.window_bytes:
             self._outbox.credit_bytes = hello.window_bytes
         if hello.minor >= CREDIT_SINCE_MINOR and self._window_bytes:
             self._granted = Granted(self._window_bytes)
-        return hello
 
     def _answer(self, ping: Ping) -> None:
         if self._outbox.count(Pong) >= MAX_WAITING_PONGS:

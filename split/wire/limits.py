@@ -29,6 +29,9 @@ MIN_WINDOW_BYTES: Final = 64 * KIB
 MAX_WAITING_PONGS: Final = 64
 """A peer that pings without reading the answers is cut off here."""
 
+MAX_INVALID_MESSAGES: Final = 4_096
+"""Messages of a connection whose metadata makes no sense: each is dropped and counted, one more ends the connection."""
+
 MAX_REASON_CHARACTERS: Final = 1_000
 """Of the message in a last Refused: what is wrong may be as long as what the peer sent."""
 

@@ -473,7 +473,6 @@ INFER = {"t": "infer", "request_id": "a", "attempt": 1, "digest": "d", "cut": "c
         (frame(1, 2, b"x", metadata=5) + frame(3, 2, b"") + frame(2, 2, b"x"), "not under way"),
         (frame(1, 2, b"x", metadata=1, payload=256 * MIB), "messages may have 268435456 bytes"),
         (message_bytes(2, {"t": "pong", "nonce": 1}, b"x"), "Pong carries no payload, this one has 1 bytes"),
-        (message_bytes(2, {"t": "unheard-of"}), "no message of this protocol"),
         (message_bytes(2, {"t": "refused", "code": "PROTOCOL_ERROR", "message": "you lie"}), "you lie"),
     ],
 )
@@ -487,6 +486,29 @@ def test_what_breaks_the_protocol_is_named_and_nothing_after_it_is_understood(da
         assert connection.receive(good) == []
         with pytest.raises(ConnectionLost):
             connection.send(Cancel(request_id="a", attempt=1))
+
+
+@pytest.mark.parametrize(
+    "fields", [{"t": "unheard-of"}, {"t": "infer"}, INFER | {"attempt": "one"}, [1], INFER | {"encoded": {"x": 1}}]
+)
+def test_an_invalid_message_is_dropped_with_its_payload_and_the_next_one_is_understood(fields: Any) -> None:
+    connection = WireConnection(hello())
+    received = connection.receive(
+        HELLO_BYTES + message_bytes(2, fields, bytes(1_000)) + message_bytes(3, INFER, b"good")
+    )
+    assert [bytes(one.payload) for one in received] == [b"good"]
+    assert (connection.failure, connection.invalid_messages) == (None, 1)
+    assert "no message of this protocol" in connection.last_invalid
+
+
+def test_after_4096_invalid_messages_one_more_ends_the_connection() -> None:
+    connection = WireConnection(hello())
+    connection.receive(HELLO_BYTES)
+    for number in range(2, 4_098):
+        connection.receive(message_bytes(number, {"t": "unheard-of"}))
+    assert connection.failure is None
+    connection.receive(message_bytes(5_000, {"t": "unheard-of"}))
+    assert "more than 4096 messages of this connection made no sense" in str(connection.failure)
 
 
 def test_messages_before_the_error_in_the_same_bytes_are_still_received() -> None:
@@ -515,11 +537,9 @@ def test_an_error_about_a_megabyte_is_told_in_a_short_sentence() -> None:
     connection = WireConnection(hello())
     connection.receive(HELLO_BYTES)
     drain(connection)
-    metadata = msgspec.msgpack.encode({"t": "x" * 900_000})
-    pieces = [metadata[at : at + 200_000] for at in range(0, len(metadata), 200_000)]
-    connection.receive(frame(1, 2, pieces[0], metadata=len(metadata)))
-    for piece in pieces[1:]:
-        connection.receive(frame(2, 2, piece))
+    metadata = msgspec.msgpack.encode({"t": "x" * 200_000})
+    for number in range(2, 4_099):
+        connection.receive(frame(1, number, metadata, metadata=len(metadata)))
     assert "no message of this protocol" in str(connection.failure)
     (last,) = drain(connection)
     assert len(last) < 4_200

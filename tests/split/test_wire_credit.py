@@ -164,14 +164,14 @@ def test_what_is_not_read_stops_the_peer_and_what_is_read_lets_it_go_on() -> Non
     first = carry(left, right)
     assert left.blocked
     assert len(first) == 6, "each costs 512 more than its 10,000 and metadata, the window is 65,536"
-    assert [right.release(one.credit_bytes) for one in first].count(True) == 1, "one grant in half a window"
+    assert [one.taken() for one in first].count(True) == 1, "one grant in half a window"
     seen = list(first)
     while len(seen) < 20:
         assert carry(right, left) == []
         more = carry(left, right)
         assert more
         for one in more:
-            right.release(one.credit_bytes)
+            one.taken()
         seen += more
     assert [one.message for one in seen] == [infer(str(number)) for number in range(20)]
 
@@ -190,7 +190,7 @@ def test_a_message_larger_than_the_window_becomes_whole_unread() -> None:
         assert carry(left, right) == []
         carry(right, left)
     assert left.blocked, "the first one is not read"
-    right.release(received[0].credit_bytes)
+    received[0].taken()
     carry(right, left)
     carry(left, right)
     carry(right, left)
@@ -253,7 +253,7 @@ def test_a_peer_of_version_1_0_may_send_without_credit_and_is_told_none() -> Non
     for number in range(2, 100):
         (received,) = ours.receive(frame(1, number, chunk + bytes(9_999), metadata=len(chunk), payload=9_999))
         assert received.credit_bytes == 0
-        assert not ours.release(received.credit_bytes)
+        assert not received.taken()
     assert ours.failure is None
     assert ours.next_frame() is None
 
@@ -299,7 +299,7 @@ def test_whatever_the_order_nothing_is_lost_nothing_stays_stuck_and_what_waits_i
 
     def take(count: int) -> None:
         for _ in range(min(count, len(waiting))):
-            right.release(waiting[0].credit_bytes)
+            waiting[0].taken()
             read.append(waiting.pop(0))
 
     for what, priority, amount in steps:

@@ -44,6 +44,7 @@ def test_the_numbers_of_the_page_are_those_of_the_code() -> None:
     assert f"at most {limits.MAX_HELLO_BYTES:,} bytes of metadata" in PAGE
     assert f"waits at most {limits.HELLO_TIMEOUT_S:g} seconds" in PAGE
     assert f"{limits.MAX_WAITING_PONGS} answers" in PAGE
+    assert f"After {limits.MAX_INVALID_MESSAGES:,} invalid messages" in PAGE
     assert f"{limits.DEFAULT_LIMITS.queue_bytes // limits.MIB} MiB, then the program" in PAGE
     assert f"{limits.CONTROL_QUEUE_BYTES // limits.MIB} MiB of priority CONTROL" in PAGE
     assert f"{limits.DEFAULT_LIMITS.unread_bytes // limits.MIB} MiB, then reading stops" in PAGE
