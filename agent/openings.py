@@ -25,6 +25,7 @@ from split.codec.image import image_fingerprint
 from split.codec.payload import decode
 from split.errors import CompanionRefused, ConnectionLost, InvalidModel, IsthmusError, RemoteProtocolError
 from split.graph.card import CutCard
+from split.ids import OFFLOAD_CUT
 from split.runtime.kernels import kernel_answers, kernels_differ
 from split.tensor import Tensors
 from split.transport.channel import Channel
@@ -78,12 +79,20 @@ class Openings:
     """Lives as long as one connection."""
 
     def __init__(
-        self, channel: Channel, *, planner: Planner, golden: Golden, draw: Callable[[], float] = random
+        self,
+        channel: Channel,
+        *,
+        planner: Planner,
+        golden: Golden,
+        draw: Callable[[], float] = random,
+        on_open: Callable[[str, str], None] = lambda digest, cut: None,
     ) -> None:
         self._channel = channel
         self._planner = planner
         self._golden = golden
         self._draw = draw
+        self._on_open = on_open
+        """Told, after the planner, the digest and the cut (`OFFLOAD_CUT`: the whole) that may be asked for now."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """By the model's name."""
         self._ended: set[asyncio.Task[None]] = set()
@@ -196,6 +205,7 @@ class Openings:
         if (why := _difference(model, theirs, await self._golden.run(model, None))) is not None:
             raise CompanionRefused("DIFFERENT_NUMBERS", f"the companion computes this model differently: {why}")
         self._planner.companion_ready(model.name, answer.whole_ms, answer.image_ms)
+        self._on_open(model.digest, OFFLOAD_CUT)
 
     async def _send_files(self, model: ServedModel, need: ModelNeed, answers: asyncio.Queue[Message]) -> None:
         """What the companion lacks; what it says meanwhile (refused, or another device was first) ends it."""
@@ -231,6 +241,7 @@ class Openings:
         if (why := _difference(model, theirs, await self._golden.run(model, cut.id))) is not None:
             raise CompanionRefused("DIFFERENT_NUMBERS", f"the companion computes this cut differently: {why}")
         self._planner.segment_ready(model.name, cut.id, answer.tail_ms)
+        self._on_open(model.digest, cut.id)
 
     def _turn(self, digest: str) -> asyncio.Lock:
         return self._turns.setdefault(digest, asyncio.Lock())

@@ -21,16 +21,13 @@ from agent.journal import Journal, Outcome, answered_entry
 from agent.lateness import Lateness
 from agent.planner import Planner
 from agent.stages import Finished, Prepared, finish, prepare, whole
-from agent.uplink import RemoteReply, Uplink
+from agent.uplink import Asked, RemoteReply, Uplink
 from split.errors import DeadlineExceeded, EngineFailed, IsthmusError, ModelUnavailable, UnknownModel
 from split.ids import OFFLOAD_CUT
 from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate
 from split.plan.slack import reserved_ms
 from split.tensor import Tensors
 from split.wire.messages import Infer, Priority
-
-ATTEMPT = 1
-"""A request is sent once; when it does not come back, the device finishes it itself."""
 
 UNPROFILED = Decision(
     chosen=PlanEstimate(plan=LOCAL, predicted_ms=0.0, risk_ms=0.0, stages_ms={}, bytes=0, fidelity=None, allowed=True),
@@ -116,26 +113,28 @@ class Serve:
     async def _carry_out(self, request: InferenceRequest, decision: Decision) -> Outcome:
         plan, prepared = decision.chosen.plan, Prepared.nothing(request)
         if plan.placement is Placement.LOCAL:
-            asked = request.facts.mode
-            unmet = decision.reason if asked not in (None, Placement.LOCAL) else ""
+            wished = request.facts.mode
+            unmet = decision.reason if wished not in (None, Placement.LOCAL) else ""
             return await self._locally(request, decision, prepared, fallback=unmet)
         must_come = request.model.contract.behaviour.fallback.strategy == "fail"
         try:
             if not must_come:
                 self._refuse_cold(request, plan)
             await self._prepare(request, decision, prepared)
-            remote = self._send(request, decision, prepared)
+            asked = self._send(request, decision, prepared)
         except IsthmusError as error:  # a head that fails, no room, a companion that is gone: it still runs here
             if must_come:
                 raise
             return await self._locally(request, decision, prepared, fallback=str(error))
         try:
             if must_come:
-                return await self._remotely(request, decision, prepared, await self._reply(request, decision, remote))
+                return await self._remotely(
+                    request, decision, prepared, await self._reply(request, decision, asked.reply)
+                )
             with request.model.way_out(prepared.cut):
-                return await self._first_answer(request, decision, prepared, remote)
+                return await self._first_answer(request, decision, prepared, asked)
         finally:
-            self._uplink.abandon(request.id, ATTEMPT)
+            self._uplink.abandon(request.id)
 
     def _refuse_cold(self, request: InferenceRequest, plan: Plan) -> None:
         """ModelUnavailable where opening this plan's halves would cost the deadline that the whole meets; the next
@@ -179,13 +178,13 @@ class Serve:
             if stage in stages_ms:
                 self._learn(request, plan, stage, stages_ms[stage])
 
-    def _send(self, request: InferenceRequest, decision: Decision, prepared: Prepared) -> asyncio.Future[RemoteReply]:
+    def _send(self, request: InferenceRequest, decision: Decision, prepared: Prepared) -> Asked:
         plan, expected_ms = decision.chosen.plan, decision.chosen.stages_ms
         assert plan.codec is not None
         made_there = None if plan.cut is None else request.model.card.cut(plan.cut).tail_outputs
         message = Infer(
             request_id=request.id,
-            attempt=ATTEMPT,
+            attempt=1,
             digest=request.model.digest,
             cut=plan.cut or OFFLOAD_CUT,
             codec=plan.codec,
@@ -194,7 +193,14 @@ class Serve:
             encoded=request.model.image_rules() if plan.codec == "encoded" else {},
         )
         cloud_ms = expected_ms["cloud_queue"] + expected_ms["cloud_decode"] + expected_ms["tail"]
-        return self._uplink.infer(message, prepared.payload, priority=Priority.NORMAL, cloud_ms=cloud_ms)
+        return self._uplink.infer(
+            message,
+            prepared.payload,
+            priority=Priority.NORMAL,
+            network_ms=expected_ms["up"] + expected_ms["down"],
+            cloud_ms=cloud_ms,
+            attempts=request.model.contract.behaviour.retry.attempts,
+        )
 
     async def _reply(
         self, request: InferenceRequest, decision: Decision, remote: asyncio.Future[RemoteReply]
@@ -209,13 +215,10 @@ class Serve:
         return remote.result()
 
     async def _first_answer(
-        self,
-        request: InferenceRequest,
-        decision: Decision,
-        prepared: Prepared,
-        remote: asyncio.Future[RemoteReply],
+        self, request: InferenceRequest, decision: Decision, prepared: Prepared, asked: Asked
     ) -> Outcome:
-        """The companion's reply if it comes in time; otherwise whichever of it and the local finish is first."""
+        """The companion's reply if it comes in time; otherwise whichever of it and the local finish is first. A
+        connection that is lost begins the finish, and beside it the uplink may send the request again."""
         late = self._lateness.watch(
             request.id,
             deadline_at_s=request.deadline_at_s,
@@ -223,12 +226,14 @@ class Serve:
             timeout_ms=request.model.contract.behaviour.fallback.timeout_ms,
             begin=lambda: self._begin(request, prepared),
         )
+        remote = asked.reply
         local: asyncio.Future[Outcome] | None = None
         try:
-            await asyncio.wait((remote, late), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((remote, asked.lost, late), return_when=asyncio.FIRST_COMPLETED)
             if not _succeeded(remote):
-                why = str(remote.exception()) if remote.done() else self._silence(request, decision)
+                why = self._why_here(request, decision, asked)
                 self._lateness.hurry(request.id)
+                asked.here_at_s = _now() + self._compute.queue_ms / 1000
                 local = asyncio.ensure_future(self._locally(request, decision, prepared, fallback=why, begun=late))
                 while not _over(local, remote):
                     running = [one for one in (local, remote) if not one.done()]
@@ -242,6 +247,11 @@ class Serve:
                 local.cancel()
             if not late.cancelled() and late.exception() is None:
                 late.result().cancel()
+
+    def _why_here(self, request: InferenceRequest, decision: Decision, asked: Asked) -> str:
+        if asked.lost.done():
+            return asked.lost.result()
+        return str(asked.reply.exception()) if asked.reply.done() else self._silence(request, decision)
 
     def _silence(self, request: InferenceRequest, decision: Decision) -> str:
         """No reply yet. Only one that is overdue says something about the companion: a busy device finishes early."""

@@ -98,8 +98,9 @@ class Fallback(_Part, frozen=True, kw_only=True):
 
 
 class Retry(_Part, frozen=True, kw_only=True):
-    attempts: Annotated[int, msgspec.Meta(ge=1, le=8)] = 1
-    """How often one request may go to a companion in all, while its deadline allows."""
+    attempts: Annotated[int, msgspec.Meta(ge=1, le=8)] = 2
+    """How often one request may go to a companion in all, while its deadline allows: again only on another connection,
+    when the one before took it with it; so bytes are spent twice only then."""
 
 
 class Behaviour(_Part, frozen=True, kw_only=True):

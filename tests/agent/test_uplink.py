@@ -21,7 +21,7 @@ import pytest
 
 from agent.planner import Planner
 from agent.served_model import ServedModel
-from agent.uplink import SILENCE_S, Uplink
+from agent.uplink import SILENCE_S, Asked, Uplink
 from split.codec.payload import encode
 from split.errors import ChannelError, CompanionRefused, ConnectionLost, IdentityError, NotReached, RemoteProtocolError
 from split.graph.card import CutCard, ModelCard
@@ -286,15 +286,19 @@ class World:
     def why(self, name: str = "m") -> str:
         return self.planner.local_only_reason(name)
 
-    def ask(self, *, size: int = 100, cloud_ms: float = 0.0) -> asyncio.Future[Any]:
+    def ask(self, **more: Any) -> asyncio.Future[Any]:
+        return self.asked(**more).reply
+
+    def asked(self, *, size: int = 100, cloud_ms: float = 0.0, attempts: int = 1, **more: Any) -> Asked:
         infer = Infer(
             request_id=str(next(self.ids)), attempt=1, digest=DIGEST, cut="offload", codec="raw", budget_ms=9e3
         )
-        return self.uplink.infer(infer, [bytes(size)], priority=Priority.NORMAL, cloud_ms=cloud_ms)
+        infer = msgspec.structs.replace(infer, **more)
+        return self.uplink.infer(infer, [bytes(size)], priority=Priority.NORMAL, cloud_ms=cloud_ms, attempts=attempts)
 
-    def answer(self, request_id: str, **odd: float) -> None:
+    def answer(self, request_id: str, *, attempt: int = 1, **odd: float) -> None:
         times = {"queue_ms": 0.0, "decode_ms": 0.0, "tail_ms": 1.0, "encode_ms": 0.0, "cloud_ms": 1.0} | odd
-        reply = Reply(request_id=request_id, attempt=1, cut="offload", codec="raw", **times)
+        reply = Reply(request_id=request_id, attempt=attempt, cut="offload", codec="raw", **times)
         self.companion_end.send(reply, encode(GOLDEN, "raw"))
 
     async def until(self, true: Callable[[], bool], within_s: float = 600.0) -> float:
@@ -900,6 +904,85 @@ def test_a_link_of_long_round_trips_connects(tmp_path: Path, rtt_s: float) -> No
     run_in_virtual_time(main())
 
 
+# -- sent again -------------------------------------------------------------------------------------------------------
+
+
+@story
+async def test_o_wi_12_a_reply_to_an_attempt_that_counts_no_more_is_no_answer(tmp_path: Path) -> None:
+    async with running(World(tmp_path)) as world:
+        await world.until(lambda: world.opened() == set(CUTS))
+        asked = world.asked(attempts=3)
+        await world.until(lambda: world.count(Infer) == 1)
+        world.companion_end.kill()
+        await world.until(lambda: world.count(Infer) == 2)
+        assert "reset" in asked.lost.result()
+        world.answer("1", attempt=1, tail_ms=111.0)
+        world.answer("1", attempt=3, tail_ms=333.0)
+        stale = Refused(code="UNKNOWN_MODEL", message="stale", request_id="1", attempt=1)
+        world.companion_end.send(stale)
+        await asyncio.sleep(1.0)
+        assert not asked.reply.done()
+        world.answer("1", attempt=2, tail_ms=222.0)
+        assert (await asked.reply).reply.tail_ms == 222.0
+        world.answer("1", attempt=2, tail_ms=222.0)  # twice
+        await asyncio.sleep(1.0)
+        assert world.uplink.inflight == 0
+
+
+@story
+async def test_what_a_connection_took_with_it_goes_to_another_companion(tmp_path: Path) -> None:
+    async with running(World(tmp_path, companions=("one:1", "two:1"))) as world:
+        await world.until(lambda: world.opened() == set(CUTS))
+        split, whole = world.asked(attempts=2, cut=CUTS[2]), world.asked(attempts=2)
+        await world.until(lambda: world.count(Infer) == 2)
+        world.refused.add("one:1")
+        world.companion_end.kill()
+        await world.until(lambda: world.count(Infer) == 4)
+        assert world.uplink.address == "two:1"
+        # Each as soon as what it needs is open there: the whole is before the cuts.
+        assert [(one.request_id, one.attempt) for one in world.seen if isinstance(one, Infer)][2:] == [
+            ("2", 2),
+            ("1", 2),
+        ]
+        for name in ("1", "2"):
+            world.uplink.abandon(name)
+        assert world.uplink.inflight == 0
+        assert not split.reply.done()
+        assert not whole.reply.done()
+
+
+@story
+async def test_nothing_is_sent_again_that_would_come_too_late(tmp_path: Path) -> None:
+    async with running(World(tmp_path)) as world:
+        await world.until(lambda: world.opened() == set(CUTS))
+        too_little, here_before = world.asked(attempts=2, budget_ms=900.0, cloud_ms=1000.0), world.asked(attempts=2)
+        here_before.here_at_s = world.now + 0.01
+        in_time = world.asked(attempts=2, cloud_ms=1000.0)
+        await world.until(lambda: world.count(Infer) == 3)
+        world.companion_end.kill()
+        await world.until(lambda: world.count(Infer) == 4)
+        await asyncio.sleep(5.0)
+        for asked in (too_little, here_before):
+            with pytest.raises(ConnectionLost, match="too late"):
+                await asked.reply
+        assert world.count(Infer) == 4
+        assert not in_time.reply.done()
+
+
+@story
+async def test_what_nobody_waits_for_any_more_is_not_sent_again(tmp_path: Path) -> None:
+    async with running(World(tmp_path)) as world:
+        await world.until(lambda: world.opened() == set(CUTS))
+        world.asked(attempts=2)
+        await world.until(lambda: world.count(Infer) == 1)
+        world.companion_end.kill()
+        await world.until(lambda: world.uplink.state != "connected")
+        assert world.uplink.inflight == 1
+        world.uplink.abandon("1")
+        await world.until(lambda: world.opened() == set(CUTS))
+        assert (world.count(Infer), world.uplink.inflight) == (1, 0)
+
+
 # -- a network that changes -------------------------------------------------------------------------------------------
 
 
@@ -1045,7 +1128,7 @@ async def test_requests_wait_behind_those_before_them_and_not_behind_the_files_o
         assert ahead() == 30_000
         world.ask(size=10_000)
         assert ahead() == 40_000
-        world.uplink.abandon("1", 1)
+        world.uplink.abandon("1")
         assert ahead() == 10_000
         device.thaw()
         await asyncio.sleep(0.01)
@@ -1062,11 +1145,11 @@ async def test_lateness_is_not_put_down_to_the_link_where_the_companion_was_expe
         before = world.planner.snapshot(world.now)["link"]["rtt_ms"]
         world.ask(cloud_ms=1_000.0)
         await asyncio.sleep(1.0)
-        world.uplink.abandon("1", 1)
+        world.uplink.abandon("1")
         assert world.planner.snapshot(world.now)["link"]["rtt_ms"] == pytest.approx(before, abs=0.1)
         world.ask(cloud_ms=0.0)
         await asyncio.sleep(1.0)
-        world.uplink.abandon("2", 1)
+        world.uplink.abandon("2")
         assert world.planner.snapshot(world.now)["link"]["rtt_ms"] > before + 0.1
 
 
