@@ -8,6 +8,7 @@ What spins does so inside a run only: `OrtEngine` stops it at the run's end. Nam
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, NamedTuple
@@ -68,6 +69,7 @@ def fastest(
     open_with: Callable[[Tuning], Callable[[], object]],
     *,
     budget_s: float = BUDGET_S,
+    limit_s: float = math.inf,
     clock: Callable[[], float] = time.perf_counter,
     cpu_clock: Callable[[], float] = time.process_time,
     sleep: Callable[[float], None] = time.sleep,
@@ -77,18 +79,25 @@ def fastest(
 
     `open_with`: opens the model so and gives what runs it once. Two are open at a time: the fastest so far and the
     next, which run in turns, each after a pause. `budget_s`: seconds, all of them together, after `ROUNDS_MIN` rounds
-    each; a model of a second per run takes about five times as long.
+    each; a model of a second per run takes about five times as long. `limit_s`: no round is begun that would go beyond
+    it, whatever has been measured; what there is no time to open and run twice is not tried, spinning first, then fewer
+    threads. The first two always run once.
     """
-    best = candidates[0]
-    costs = {best: Cost(1.0, 1.0)}
-    if len(candidates) == 1:
+    best, *others = candidates
+    if not others:
         return best
+    costs = {best: Cost(1.0, 1.0)}
     run_best = open_with(best)
-    each_s = budget_s / (len(candidates) - 1)
-    measure = _Turns(clock, cpu_clock, sleep)
-    for other in candidates[1:]:
+    each_s = budget_s / len(others)
+    measure = _Turns(clock, cpu_clock, sleep, clock() + limit_s)
+    round_s = 0.0
+    order = sorted(others, key=lambda tuning: (tuning.spin_us > 0, -tuning.threads))
+    for number, other in enumerate(order):
+        if round_s and measure.left_s < 2 * round_s:
+            break
         run_other = open_with(other)
-        one, two = measure.pair(run_best, run_other, each_s)
+        one, two = measure.pair(run_best, run_other, each_s, measure.left_s / (len(order) - number))
+        round_s = one.wall + two.wall
         if len(costs) == 1:
             costs[best] = Cost(1.0, one.cpu / one.wall)
         known = costs[best]
@@ -111,27 +120,42 @@ class _Turns(NamedTuple):
     clock: Callable[[], float]
     cpu_clock: Callable[[], float]
     sleep: Callable[[float], None]
+    end_at_s: float
+    """On `clock`: no round is begun that would last longer."""
 
-    def pair(self, one: Callable[[], object], two: Callable[[], object], budget_s: float) -> tuple[Cost, Cost]:
-        """Typical seconds of both, wall and processor, every other round with the other one first."""
+    @property
+    def left_s(self) -> float:
+        return self.end_at_s - self.clock()
+
+    def pair(
+        self, one: Callable[[], object], two: Callable[[], object], budget_s: float, share_s: float
+    ) -> tuple[Cost, Cost]:
+        """Typical seconds of both, wall and processor, every other round with the other one first; of their first runs,
+        with cold caches, where there is no time for a round. No second round is begun that would go beyond `share_s`.
+        """
         works = (one, two)
+        share_ends_at_s = self.clock() + share_s
+        cold = self._once(one), self._once(two)
+        round_s = cold[0].wall + cold[1].wall
+        warms_up = round_s < 2 * QUICK_S
         taken: tuple[list[Cost], list[Cost]] = ([], [])
-        started_s = self.clock()
-        one()
-        two()
         begun_s = self.clock()
-        warms_up = begun_s - started_s < 2 * QUICK_S
         for number in range(ROUNDS_MAX):
-            spent_s = self.clock() - begun_s
+            now_s = self.clock()
+            spent_s = now_s - begun_s
             first, second = _typical(taken[0]), _typical(taken[1])
             if number >= ROUNDS_MIN and (spent_s >= budget_s or second.wall > SLOW_RATIO * first.wall):
                 break
             if number >= 2 and spent_s >= 5 * budget_s:
                 break
+            if now_s + (2 * round_s if warms_up else round_s) > (share_ends_at_s if number else self.end_at_s):
+                break
             for which in (0, 1) if number % 2 else (1, 0):
                 if warms_up:
                     works[which]()
                 taken[which].append(self._once(works[which]))
+        if not taken[0]:
+            return cold
         return _typical(taken[0]), _typical(taken[1])
 
     def _once(self, run: Callable[[], object]) -> Cost:

@@ -50,7 +50,7 @@ from split.tensor import Tensors, bind_dims, worst_difference
 from split.workbench.golden import Golden, golden_requests, inputs_to_compare, profile_basis, typical_jpeg, write_golden
 from split.workbench.node_times import head_shares
 from split.workbench.optimise import Opener, TunedOpener, open_halves
-from split.workbench.spending import Care, Spending
+from split.workbench.spending import THREADS_SHARE, Care, Spending
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,11 @@ def profile_model(
     first = golden[0]
     open_as = open_tuned or _as_cut(engine)
     on_progress("choosing threads", 0.01)
-    tuning = fastest(tunings, lambda tuning: _runs(open_as(WHOLE, Path(card.path), first.inputs, tuning), first.inputs))
+    tuning = fastest(
+        tunings,
+        lambda tuning: _runs(open_as(WHOLE, Path(card.path), first.inputs, tuning), first.inputs),
+        limit_s=THREADS_SHARE * budget_s,
+    )
 
     def open_best(name: str, path: Path, feeds: Tensors) -> Segment:
         return open_as(name, path, feeds, tuning)
@@ -108,54 +112,32 @@ def profile_model(
     image_ms, encoded_bytes = _image_costs(golden, contract)
     on_progress("measuring what offloading ships", 0.02)
     input_codecs = _codecs([request.inputs for request in golden], lambda tensors: whole.run(tensors), golden)
-    whole_ms = [measure(whole, first.inputs, budget_s=CUT_BUDGET_S)]
+    whole_ms = measure(whole, first.inputs, budget_s=CUT_BUDGET_S)
     dims = bind_dims(card.inputs, first.inputs)
     compared, must_travel = inputs_to_compare(card, whole, golden, dims)
     on_progress("profiling the model's nodes", 0.04)
     shares = head_shares(card, folder, first.inputs, engine=engine, threads=tuning.threads)
     self_difference = _self_difference(card, whole, engine, [compared, *(request.inputs for request in golden[:2])])
-    runs: dict[CutId, bytes] = {}
-    found: dict[CutId, _Found] = {}
-    spending = Spending(whole_ms=whole_ms[0], requests=len(golden), budget_s=budget_s)
     order = [card.cuts[place] for place in spread_out([shares[cut.id] for cut in card.cuts])]
     timing_s = min(CUT_BUDGET_S, ROUNDS_BUDGET_S / max(len(order), 1))
-    for number, cut in enumerate(order):
-        begun_s = now_s()
-        care = spending.care(begun_s - started_s, len(order) - number)
-        if care is Care.NONE:
-            log.warning(
-                "%d of %d cuts are left out: a run takes %.0f ms, so that measuring them would take more than %.0f s",
-                len(order) - number,
-                len(order),
-                whole_ms[0],
-                budget_s,
-            )
-            break
-        on_progress(f"cut {number + 1} of {len(order)}", 0.05 + 0.95 * number / len(order))
-        try:
-            with contextlib.ExitStack() as opened:
-                halves = _run_cut(cut, folder, whole, golden, compared, open_best, opened)
-                run_s = now_s()
-                times = _time_cut(halves, whole, golden, timing_s) if care is Care.MEASURED else None
-        except (InvalidModel, InvalidRequest, EngineFailed) as error:
-            log.warning("cut=%s is left out: %s", cut.id, error)
-            continue
-        runs[cut.id] = halves.run
-        found[cut.id] = _Found(codecs=halves.codecs, boundary_bytes=halves.boundary_bytes, times=times)
-        if times is not None:
-            whole_ms.append(times.whole_ms)
-            spending.took(run_s=run_s - begun_s, timing_s=now_s() - run_s)
-        else:
-            spending.took(run_s=run_s - begun_s)
+    found = _measure_cuts(
+        order,
+        Spending(whole_ms=whole_ms, requests=len(golden), budget_s=budget_s),
+        run=lambda cut, opened: _run_cut(cut, folder, whole, golden, compared, open_best, opened),
+        time_halves=lambda halves: _time_cut(halves, whole, golden, timing_s),
+        on_progress=on_progress,
+        spent_s=lambda: now_s() - started_s,
+    )
     golden_file = write_golden_runs(
         GoldenRuns(
             offered=_joined(compared) if must_travel else b"",
             whole=_joined(sample(whole.run(compared))),
-            cuts=runs,
+            cuts={cut: known.run for cut, known in found.items()},
         ),
         folder,
     )
-    typical_ms = statistics.median(whole_ms)
+    beside_cuts = [known.times.whole_ms for known in found.values() if known.times is not None]
+    typical_ms = statistics.median([whole_ms, *beside_cuts])
     profile = ModelProfile(
         digest=card.digest,
         runtime=engine.name,
@@ -230,7 +212,47 @@ class _Halves:
 class _Found:
     codecs: tuple[CodecCosts, ...]
     boundary_bytes: int
+    run: bytes
     times: _Times | None
+
+
+def _measure_cuts(
+    order: Sequence[CutCard],
+    spending: Spending,
+    *,
+    run: Callable[[CutCard, contextlib.ExitStack], _Halves],
+    time_halves: Callable[[_Halves], _Times],
+    on_progress: Progress,
+    spent_s: Callable[[], float],
+) -> dict[CutId, _Found]:
+    """What is found out about each cut, in this order, with the care that the budget leaves for it; one that fails is
+    left out with a warning, and so are those there is no time for."""
+    found: dict[CutId, _Found] = {}
+    for number, cut in enumerate(order):
+        begun_s = spent_s()
+        care = spending.care(begun_s, len(order) - number)
+        if care is Care.NONE:
+            log.warning(
+                "%d of %d cuts are left out: a run takes %.0f ms, so that measuring them would take more than %.0f s",
+                len(order) - number,
+                len(order),
+                spending.whole_ms,
+                spending.budget_s,
+            )
+            break
+        on_progress(f"cut {number + 1} of {len(order)}", 0.05 + 0.95 * number / len(order))
+        try:
+            with contextlib.ExitStack() as opened:
+                halves = run(cut, opened)
+                run_at_s = spent_s()
+                times = time_halves(halves) if care is Care.MEASURED else None
+        except (InvalidModel, InvalidRequest, EngineFailed) as error:
+            log.warning("cut=%s is left out: %s", cut.id, error)
+            continue
+        found[cut.id] = _Found(codecs=halves.codecs, boundary_bytes=halves.boundary_bytes, run=halves.run, times=times)
+        timing_s = spent_s() - run_at_s if times is not None else None
+        spending.took(run_s=run_at_s - begun_s, timing_s=timing_s)
+    return found
 
 
 def _run_cut(

@@ -1,5 +1,6 @@
 """Threads by measurement: a machine laid out as files, a model whose runs take what a script says."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,10 +35,11 @@ class Bench:
     def sleep(self, seconds: float) -> None:
         self.now_s += seconds
 
-    def fastest(self) -> Tuning:
+    def fastest(self, *, limit_s: float = math.inf) -> Tuning:
         return fastest(
             list(self.ms),
             self.open_with,
+            limit_s=limit_s,
             clock=lambda: self.now_s,
             cpu_clock=lambda: self.cpu_s,
             sleep=self.sleep,
@@ -101,6 +103,23 @@ def test_measuring_ends_with_its_budget_whatever_the_model_takes() -> None:
     slow = Bench({ONE: (1000.0, 1000.0), TWO: (950.0, 1800.0), TWO_SPIN: (900.0, 1600.0)})
     assert slow.fastest() == TWO_SPIN
     assert slow.now_s < 35.0
+
+
+@pytest.mark.parametrize(
+    ("run_s", "taken_s", "tried"),
+    [
+        (0.9, 13.75, {ONE, TWO, TWO_SPIN, FOUR}),
+        (2.2, 13.75, {ONE, FOUR, TWO}),  # every core before fewer, asleep before spinning
+        (5.0, 13.75, {ONE, FOUR}),
+        (30.0, 42.0, {ONE, FOUR}),  # the first two once, whatever they take
+    ],
+)
+def test_no_round_is_begun_that_would_go_beyond_the_limit(run_s: float, taken_s: float, tried: set[Tuning]) -> None:
+    ratios = {ONE: (1.0, 1.0), TWO: (0.6, 1.1), TWO_SPIN: (0.59, 1.2), FOUR: (0.4, 1.4)}
+    bench = Bench({tuning: (1e3 * run_s * wall, 1e3 * run_s * cpu) for tuning, (wall, cpu) in ratios.items()})
+    assert bench.fastest(limit_s=13.75) == FOUR
+    assert bench.now_s <= taken_s + 0.1  # pauses
+    assert {tuning for tuning, runs in bench.runs.items() if runs} == tried
 
 
 def test_what_is_far_slower_is_given_up_early() -> None:

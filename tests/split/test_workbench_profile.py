@@ -484,6 +484,18 @@ def test_what_there_is_no_time_to_measure_is_estimated_and_says_so(tmp_path: Pat
     assert set(runs.cuts) == {cut.cut for cut in profile.cuts}
 
 
+def test_choosing_threads_is_given_a_quarter_of_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+
+    def first(candidates: Sequence[Tuning], open_with: object, *, limit_s: float) -> Tuning:
+        given.append(limit_s)
+        return candidates[0]
+
+    monkeypatch.setattr("split.workbench.profile.fastest", first)
+    hasty_profile(tmp_path, step_s=0.0)
+    assert given == [14.5]
+
+
 def test_what_there_is_no_time_to_compare_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     profile = hasty_profile(tmp_path, step_s=100.0)
     assert profile.cuts == ()
