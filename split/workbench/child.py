@@ -21,7 +21,7 @@ from typing import Any, Final
 from split.errors import InvalidModel, IsthmusError
 from split.graph.card import CARD_VERSION
 from split.profiles.measured import PROFILE_VERSION
-from split.workbench.limits import Limits, default_limits, tells_of_memory
+from split.workbench.limits import Limits, default_limits, inherited_limit, tells_of_memory
 
 log = logging.getLogger(__name__)
 
@@ -161,6 +161,8 @@ class _Outcome:
         raise InvalidModel(f"{self._what} {self._death(returncode)}{last}")
 
     def _out_of_memory(self) -> str:
+        if inherited := inherited_limit(self._limits.memory_bytes):
+            return f"{self._what} needs more than {inherited}; start it with more"
         return (
             f"{self._what} needs more than the {self._limits.memory_bytes >> 20} MiB of memory that its child process "
             "may use; the agent's key workbench.memory_bytes allows more"
@@ -176,7 +178,9 @@ class _Outcome:
                 return "was killed (SIGKILL): the system ran out of memory, or somebody did it by hand"
             case number:
                 name = next((one.name for one in signal.Signals if one == number), number)
-                return f"died by signal {name}: the model makes the runtime crash"
+                inherited = inherited_limit(self._limits.memory_bytes)
+                too_little = f", or needs more than {inherited}" if inherited else ""
+                return f"died by signal {name}: the model makes the runtime crash{too_little}"
 
 
 def _typed(code: str, message: str) -> IsthmusError:

@@ -41,7 +41,12 @@ _SOCKET_CALL: Final = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
 """Machine → (AUDIT_ARCH_*, number of socket(2)): where onnxruntime has wheels."""
 _X32_BIT: Final = 0x40000000
 
-_OUT_OF_MEMORY: Final = re.compile(r"bad_alloc|bad allocation|MemoryError|[Aa]llocate memory|Unable to allocate")
+_OUT_OF_MEMORY: Final = re.compile(
+    r"bad_alloc|bad allocation|MemoryError|[Aa]llocate memory|Unable to allocate|failed to map segment"
+)
+
+_INHERITED: Final = ((resource.RLIMIT_AS, "ulimit -v", "LimitAS="), (resource.RLIMIT_DATA, "ulimit -d", "LimitDATA="))
+"""Limits of memory that a shell or systemd may have put on whoever starts the job, which the job inherits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +86,19 @@ def apply_limits(limits: Limits, parent: int) -> str:
     return _close_network()
 
 
+def inherited_limit(below_bytes: int) -> str:
+    """Which limit of memory this process was started with that is lower than what a job may use: bytes and how to lift
+    it, as the end of a sentence; "" where there is none."""
+    known = [(resource.getrlimit(which)[0], words) for which, *words in _INHERITED]
+    lower = [(most, words) for most, words in known if most != resource.RLIM_INFINITY and most < below_bytes]
+    if not lower:
+        return ""
+    most, (shell, unit) = min(lower)
+    return f"the {most >> 20} MiB of memory that this program was started with ({shell}, or {unit} of its systemd unit)"
+
+
 def tells_of_memory(text: str) -> bool:
-    """Whether this is how the interpreter, numpy or onnxruntime say that an allocation failed."""
+    """Whether this is how the interpreter, numpy, onnxruntime or the loader of libraries say that memory ran out."""
     return _OUT_OF_MEMORY.search(text) is not None
 
 

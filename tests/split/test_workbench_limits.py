@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import resource
 import select
 import subprocess
 import sys
@@ -105,6 +106,7 @@ def test_the_default_grows_with_the_models_files_and_ends_at_the_machines_memory
         ("onnxruntime refuses m.onnx: std::bad_alloc", True),
         ("Failed to allocate memory for requested buffer of size 17179869184", True),
         ("Unable to allocate 8.00 GiB for an array with shape (1073741824,)", True),
+        ("ImportError: libxcb.so.1: failed to map segment from shared object", True),
         ("the node needs a tensor of rank 2", False),
     ],
 )
@@ -119,6 +121,44 @@ async def test_a_model_that_fills_memory_is_refused_with_the_limit_it_met(tmp_pa
     path = laid(tmp_path, HUGE)
     with pytest.raises(InvalidModel, match=r"probe of .* needs more than the 1024 MiB of memory .*memory_bytes"):
         await run_child(["probe", str(path)], timeout_s=60, memory_bytes=1 << 30)
+
+
+LIMITED = """
+import sys
+from pathlib import Path
+from split.errors import InvalidModel
+from split.workbench.child import run_child_sync
+
+model, folder = sys.argv[1:]
+try:
+    run_child_sync(["prepare", model, "--folder", folder], timeout_s=100)
+except InvalidModel as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("which", "limit_bytes", "said"),
+    [
+        (resource.RLIMIT_AS, 600 << 20, "ulimit -v, or LimitAS="),
+        (resource.RLIMIT_DATA, 400 << 20, "ulimit -d, or LimitDATA="),
+    ],
+)
+def test_where_the_program_itself_was_started_with_little_memory_that_limit_is_named(
+    tmp_path: Path, which: int, limit_bytes: int, said: str
+) -> None:
+    text = HEADER + " g (float[1000, 1000, 1000] x) => (float[1000, 1000, 1000] y) { y = Neg(x) }"
+    path = laid(tmp_path, text)
+    found = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(path), str(tmp_path / "parts")],
+        capture_output=True,
+        text=True,
+        env=child._environment(),
+        preexec_fn=lambda: resource.setrlimit(which, (limit_bytes, limit_bytes)),
+        check=False,
+    )
+    assert f"prepare of {path} needs more than the {limit_bytes >> 20} MiB of memory that this program" in found.stdout
+    assert f"was started with ({said} of its systemd unit); start it with more" in found.stdout, found.stderr
 
 
 async def test_a_model_that_computes_for_ever_is_refused_with_the_limit_it_met(tmp_path: Path) -> None:
