@@ -412,8 +412,9 @@ class Uplink:
                 if (ping := self._pings.pop(nonce, None)) is not None:
                     rtt_ms = (incoming.received_at_s - ping[0]) * 1000
                     self._planner.observe_ping(rtt_ms, self._now(), padding_bytes=ping[1])
-                for older in [other for other in self._pings if other < nonce]:
-                    del self._pings[older]  # answered in order: that answer will not come
+                    heavy = ping[1] > 0  # those may travel on another connection; on one, answers keep their order
+                    for older in [n for n, (_, weight) in self._pings.items() if n < nonce and (weight > 0) == heavy]:
+                        del self._pings[older]  # that answer will not come
             case Goodbye(reason=reason):
                 self._take_goodbye(reason)
             case other:

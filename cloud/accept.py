@@ -24,6 +24,8 @@ class Reception:
         self._companion = companion
         self._sessions: dict[Session, str] = {}
         """With the device's name, oldest first."""
+        self._ending: set[asyncio.Task[None]] = set()
+        """What closes displaced ones; in bounded time, as every close."""
         self.leaving = False
 
     @property
@@ -40,7 +42,7 @@ class Reception:
             return
         session = Session(channel, self._companion)
         self._sessions[session] = peer.name
-        displaced = self._displace(peer.name)
+        self._displace(peer.name)
         try:
             await session.run()
         except Exception:
@@ -48,19 +50,31 @@ class Reception:
         finally:
             self._sessions.pop(session, None)
             await channel.close("the session has ended")
-            if displaced is not None:
-                await displaced
 
-    def _displace(self, device: str) -> asyncio.Task[None] | None:
+    def make_room(self, device: str) -> bool:
+        """All places are taken and this device wants one more: its oldest session, if it has any, ends for that."""
+        own = self._of(device)
+        if own:
+            self._end(own[0], device, f"all places are taken here; a newer connection of {device} takes this one's")
+        return bool(own)
+
+    def _displace(self, device: str) -> None:
         """The oldest session of a device that has too many is ended: most likely nobody is at its other end."""
-        own = [session for session, name in self._sessions.items() if name == device]
-        if len(own) <= SESSIONS_PER_DEVICE:
-            return None
-        reason = f"{device} has more than {SESSIONS_PER_DEVICE} connections here; a newer one takes this one's place"
-        log.warning("displaced the oldest session device=%s sessions=%d", device, len(own))
-        del self._sessions[own[0]]  # a third one coming now displaces the next
-        own[0].goodbye(reason)
-        return asyncio.create_task(own[0].close(reason), name=f"displace {device}")
+        own = self._of(device)
+        if len(own) > SESSIONS_PER_DEVICE:
+            what = f"{device} has more than {SESSIONS_PER_DEVICE} sessions here; a newer one takes this one's place"
+            self._end(own[0], device, what)
+
+    def _of(self, device: str) -> list[Session]:
+        return [session for session, name in self._sessions.items() if name == device]
+
+    def _end(self, session: Session, device: str, reason: str) -> None:
+        log.warning("displaced a session device=%s reason=%r", device, reason)
+        del self._sessions[session]  # a third one coming now displaces the next
+        session.goodbye(reason)
+        task = asyncio.create_task(session.close(reason), name=f"displace {device}")
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     async def send_home(self, reason: str, *, within_s: float) -> None:
         """Goodbye to all; requests under way get `within_s` to be answered, then every session is closed."""
@@ -73,4 +87,4 @@ class Reception:
                 await asyncio.gather(*(session.drained() for session in sessions))
         except TimeoutError:
             log.warning("requests unanswered after %.1f s; closing all the same", within_s)
-        await asyncio.gather(*(session.close(reason) for session in sessions))
+        await asyncio.gather(*(session.close(reason) for session in sessions), *self._ending)

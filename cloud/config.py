@@ -40,7 +40,7 @@ class Limits(_Section, frozen=True, kw_only=True):
     """The same of one device, and the largest message it may send. 64 MiB: a hundred such pictures. A device that sends
     without end, or several messages at once, holds a few times this."""
     connections: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 64
-    """Devices connected at once; more are refused as overload. A device holds one or two."""
+    """Sessions at once, each of one or two TLS connections; more are refused as overload. A device holds one or two."""
 
 
 class CompanionConfig(_Section, frozen=True, kw_only=True):

@@ -30,7 +30,7 @@ from split.runtime.segment import OrtEngine
 from split.runtime.store import SegmentStore
 from split.runtime.tuning import default_tuning
 from split.systemd import asked_to_stop, feed_watchdog, notify
-from split.transport.tls import listen
+from split.transport.listener import listen
 from split.wire.limits import MAX_HELLO_BYTES, MAX_MESSAGE_BYTES, MAX_METADATA_BYTES, Limits
 from split.wire.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, Hello
 
@@ -131,7 +131,8 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
             identity=credentials,
             make_hello=hello,
             on_channel=reception.receive,
-            max_connections=config.limits.connections,
+            make_room=reception.make_room,
+            max_sessions=config.limits.connections,
             limits=limits,
         )
     except ChannelError as error:

@@ -36,6 +36,44 @@ class Incoming:
     """Monotonic seconds when its last byte came."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFacts:
+    """One connection as the kernel that sends on it sees it, now. A number that this kernel does not tell is 0."""
+
+    lane: str
+    """`urgent` or `bulk`; empty for the only connection of its session."""
+    congestion_control: str
+    """What the kernel uses to send here: `bbr` where it is allowed, else its default."""
+    rtt_ms: float
+    """Smoothed by TCP: of the path, without the work of either program."""
+    rtt_var_ms: float
+    min_rtt_ms: float
+    rate_bytes_per_s: float
+    """At which the peer acknowledged: over the latest round trip, or the highest before it while little was sent."""
+    app_limited: bool
+    """The rate is what was sent, not what the link takes."""
+    cwnd_bytes: int
+    unacked_bytes: int
+    unsent_bytes: int
+    """In the kernel and not yet sent once."""
+    acked_bytes: int
+    retransmits: int
+    """Segments sent again since the connection began."""
+    frame_bytes: int
+    """Size of the frames now sent, which follows the rate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """A channel's link now, `Channel.observe`."""
+
+    sent_bytes: int
+    received_bytes: int
+    queued_bytes: int
+    connections: tuple[LinkFacts, ...]
+    """One or two, the first one first; none where no kernel carries the bytes."""
+
+
 class Channel(Protocol):
     """Owned by one task for receiving; `send` may be called from any task of the same loop."""
 
@@ -60,6 +98,19 @@ class Channel(Protocol):
     @property
     def invalid_messages(self) -> int:
         """Messages that were dropped since their metadata makes no sense (PROTOCOL.md §3)."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes put on the link since the channel opened, as metered links count them: by the kernel's counters, with
+        handshake, TLS, headers of TCP and IP (52 bytes a segment, 72 with IPv6) and what was sent twice. In memory:
+        frames alone. Never falls, and stays readable when the channel is closed (as of its end, or just before)."""
+
+    @property
+    def received_bytes(self) -> int:
+        """The same of what came; what the network delivered twice is counted once, but for its headers."""
+
+    def observe(self) -> Observation:
+        """What the kernel knows of the link. A system call per connection: for a tick, not for every frame."""
 
     def send(self, message: Message, payload: Sequence[Buffer] = (), *, priority: Priority = Priority.NORMAL) -> None:
         """Queue a message; never blocks. The payload buffers must not change until they are out.

@@ -1,6 +1,7 @@
 """What every transport's channel does alike: queue what came, wake who waits, keep the reason why it ended.
 
-Not a transport: the subclass moves bytes (`_pump`, `_hold_reading`, `_end`) and feeds messages in.
+Not a transport: the subclass moves bytes (`_pump`, `_hold_reading`, `_end`), says on which of its connections a message
+goes, where it has two (`_route`), and feeds messages in.
 Invariant: a channel dies once; what was received before is still handed out, then every call raises the reason.
 """
 
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from split.errors import CompanionRefused, ConnectionLost, RemoteProtocolError
-from split.transport.channel import Buffer, Incoming, PeerIdentity
+from split.transport.channel import Buffer, Incoming, Observation, PeerIdentity
 from split.wire.connection import Received, WireConnection
 from split.wire.limits import CLOSE_FLUSH_S, MESSAGE_OVERHEAD_BYTES
 from split.wire.messages import Hello, Message, Priority
@@ -26,10 +27,12 @@ INVALID_LOG_S: Final = 1.0
 
 
 class Endpoint(ABC):
-    """One end of a channel over a `WireConnection`; implements `Channel`."""
+    """One end of a channel over one or two `WireConnection`s; implements `Channel`."""
 
     def __init__(self, connection: WireConnection) -> None:
         self._connection = connection
+        """The first one: its Hello and limits are the channel's."""
+        self._connections = [connection]
         self._peer: PeerIdentity | None = None
         self._unread: deque[tuple[Incoming, Received]] = deque()
         self._unread_bytes = 0
@@ -56,7 +59,22 @@ class Endpoint(ABC):
     async def _end(self) -> None:
         """Let go of the link; what was written leaves first, in bounded time."""
 
+    @property
+    @abstractmethod
+    def sent_bytes(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def received_bytes(self) -> int: ...
+
+    @abstractmethod
+    def observe(self) -> Observation: ...
+
     # ---- Channel
+
+    def _route(self, message: Message, priority: Priority) -> WireConnection:
+        """Which connection a message goes on."""
+        return self._connection
 
     @property
     def peer(self) -> PeerIdentity:
@@ -80,21 +98,22 @@ class Endpoint(ABC):
 
     @property
     def queued_bytes(self) -> int:
-        return self._connection.queued_bytes
+        return sum(connection.queued_bytes for connection in self._connections)
 
     @property
     def invalid_messages(self) -> int:
-        return self._connection.invalid_messages
+        return sum(connection.invalid_messages for connection in self._connections)
 
     def send(self, message: Message, payload: Sequence[Buffer] = (), *, priority: Priority = Priority.NORMAL) -> None:
         """See `Channel.send`."""
         self._refuse_when_closed()
-        self._connection.send(message, payload, priority)
+        self._route(message, priority).send(message, payload, priority)
         self._pump()
 
     def forget(self, request_id: str, attempt: int) -> None:
         """See `Channel.forget`."""
-        self._connection.forget(request_id, attempt)
+        for connection in self._connections:
+            connection.forget(request_id, attempt)
         if self._closed_because is None:
             self._pump()
         self._moved()
@@ -166,12 +185,13 @@ class Endpoint(ABC):
         """One line a second at most, however many messages make no sense."""
         count, now_s = self.invalid_messages, asyncio.get_running_loop().time()
         if count > self._logged_invalid and now_s >= self._log_invalid_at_s:
+            last = next(one.last_invalid for one in reversed(self._connections) if one.invalid_messages)
             _log.warning(
                 "dropped %d messages of %s that make no sense (%d since it is connected); the last one: %s",
                 count - self._logged_invalid,
                 self.peer.name,
                 count,
-                self._connection.last_invalid[:200],
+                last[:200],
             )
             self._logged_invalid, self._log_invalid_at_s = count, now_s + INVALID_LOG_S
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from split.errors import RemoteProtocolError
-from split.transport.channel import PeerIdentity
+from split.transport.channel import Observation, PeerIdentity
 from split.transport.endpoint import Endpoint
 from split.wire.connection import WireConnection
 from split.wire.frames import FrameKind, decode_header
@@ -40,6 +40,23 @@ class MemoryChannel(Endpoint):
         self._dropped_numbers: set[int] = set()
         self._kill_after_bytes: int | None = None
         self._kill_reason = ""
+        self._sent_bytes = 0
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._sent_bytes
+
+    @property
+    def received_bytes(self) -> int:
+        return self._other._sent_bytes
+
+    def observe(self) -> Observation:
+        return Observation(
+            sent_bytes=self.sent_bytes,
+            received_bytes=self.received_bytes,
+            queued_bytes=self.queued_bytes,
+            connections=(),
+        )
 
     # ---- faults
 
@@ -94,6 +111,7 @@ class MemoryChannel(Endpoint):
         if left is not None:
             frame = frame[:left]
             self._kill_after_bytes = left - len(frame)
+        self._sent_bytes += len(frame)
         self._other._take(frame)
         if self._kill_after_bytes == 0:
             self._cut()

@@ -16,8 +16,9 @@ from agent.dialler import Dialler, Opened
 from split.errors import ConnectionLost
 from split.identity.certificates import Identity, issue, make_authority
 from split.transport.channel import Channel
+from split.transport.listener import listen
 from split.transport.retry import Backoff
-from split.transport.tls import dial, listen
+from split.transport.tls import dial
 from split.wire.limits import DEFAULT_LIMITS
 from split.wire.messages import Hello
 
@@ -57,7 +58,7 @@ async def companion(identities: dict[str, Identity]) -> AsyncIterator[tuple[str,
         identity=identities["companion"],
         make_hello=lambda: HELLO,
         on_channel=serve,
-        max_connections=8,
+        max_sessions=8,
     )
     try:
         yield f"127.0.0.1:{listener.port}", channels

@@ -99,7 +99,7 @@ async def test_a_flapping_device_displaces_its_own_oldest_session_and_nobody_els
     for channel, task in mine[:2]:
         goodbye = (await channel.receive()).message
         assert isinstance(goodbye, Goodbye)
-        assert goodbye.reason.startswith("camera-1 has more than 4 connections here")
+        assert goodbye.reason.startswith("camera-1 has more than 4 sessions here")
         with pytest.raises(ConnectionLost):
             await channel.receive()
         await task
@@ -110,3 +110,24 @@ async def test_a_flapping_device_displaces_its_own_oldest_session_and_nobody_els
         await channel.close("done")
         await task
     assert reception.sessions == 0
+
+
+async def test_where_all_places_are_taken_a_device_makes_room_for_itself_and_nobody_else_for_it(house, chain):
+    reception = Reception(house.companion)
+    mine = [connect(reception) for _ in range(2)]
+    other, other_task = connect(reception, "camera-2")
+    await asyncio.sleep(0)
+    assert not reception.make_room("camera-3")
+    assert reception.make_room("camera-1")
+    channel, task = mine[0]
+    goodbye = (await channel.receive()).message
+    assert isinstance(goodbye, Goodbye)
+    assert goodbye.reason.startswith("all places are taken here")
+    with pytest.raises(ConnectionLost):
+        await channel.receive()
+    await task
+    for channel, task in [(other, other_task), mine[1]]:
+        channel.send(chain.offer)
+        assert isinstance((await channel.receive()).message, ModelNeed)
+        await channel.close("done")
+        await task

@@ -27,7 +27,8 @@ from split.identity.certificates import make_authority
 from split.identity.contexts import Identity, Role, client_context
 from split.identity.credentials import Credentials
 from split.transport.channel import Channel
-from split.transport.tls import Listener, dial, listen
+from split.transport.listener import Listener, listen
+from split.transport.tls import dial
 from split.wire.limits import MIB
 from split.wire.messages import Hello
 
@@ -210,7 +211,7 @@ async def listening(identity: Identity | Credentials) -> AsyncIterator[Listener]
             pass
 
     listener = await listen(
-        "127.0.0.1", 0, identity=identity, make_hello=lambda: HELLO, on_channel=hold, max_connections=4
+        "127.0.0.1", 0, identity=identity, make_hello=lambda: HELLO, on_channel=hold, max_sessions=4
     )
     try:
         yield listener

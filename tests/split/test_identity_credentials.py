@@ -19,7 +19,8 @@ from split.identity.contexts import Identity
 from split.identity.credentials import Credentials
 from split.identity.files import finish_switch, switch_pair, why_not_switched, write_whole
 from split.transport.channel import Channel
-from split.transport.tls import Listener, dial, listen
+from split.transport.listener import Listener, listen
+from split.transport.tls import dial
 from split.wire.limits import MIB
 from split.wire.messages import Hello
 
@@ -57,7 +58,7 @@ async def start(credentials: Credentials, seen: list[Channel]) -> Listener:
             pass
 
     return await listen(
-        "127.0.0.1", 0, identity=credentials, make_hello=lambda: HELLO, on_channel=hold, max_connections=8
+        "127.0.0.1", 0, identity=credentials, make_hello=lambda: HELLO, on_channel=hold, max_sessions=8
     )
 
 

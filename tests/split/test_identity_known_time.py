@@ -16,7 +16,8 @@ from split.identity.contexts import Identity
 from split.identity.credentials import Credentials
 from split.identity.known_time import KnownTime
 from split.transport.channel import Channel
-from split.transport.tls import Listener, dial, listen
+from split.transport.listener import Listener, listen
+from split.transport.tls import dial
 from split.wire.limits import MIB
 from split.wire.messages import Hello
 
@@ -110,7 +111,7 @@ async def listening(credentials: Credentials) -> AsyncIterator[Listener]:
             pass
 
     listener = await listen(
-        "127.0.0.1", 0, identity=credentials, make_hello=lambda: HELLO, on_channel=hold, max_connections=4
+        "127.0.0.1", 0, identity=credentials, make_hello=lambda: HELLO, on_channel=hold, max_sessions=4
     )
     try:
         yield listener

@@ -1,4 +1,5 @@
-"""What holds for every channel, asked of each transport: in memory, and TLS over the loopback."""
+"""What holds for every channel, asked of each transport: in memory, and TLS over the loopback with one connection and
+with two."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ import pytest
 from split.errors import ConnectionLost, Overloaded, TooLarge
 from split.identity.certificates import Identity, issue, make_authority
 from split.transport.channel import Channel
+from split.transport.listener import listen
 from split.transport.memory import memory_pair
-from split.transport.tls import dial, listen
+from split.transport.tls import TlsChannel, dial
 from split.wire.limits import KIB, MIB, Limits
 from split.wire.messages import Cancel, Goodbye, Hello, Infer, ModelChunk, Ping, Pong, Priority
 
@@ -43,7 +45,7 @@ def identities(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Identity]:
 
 @asynccontextmanager
 async def tls_pair(identities: dict[str, Identity], limits: Limits, **fields: Any) -> AsyncIterator[Ends]:
-    """The device's and the companion's end of one TLS connection over the loopback."""
+    """The device's and the companion's end of one TLS session over the loopback."""
     accepted: asyncio.Queue[Channel] = asyncio.Queue()
     over = asyncio.Event()
 
@@ -57,7 +59,7 @@ async def tls_pair(identities: dict[str, Identity], limits: Limits, **fields: An
         identity=identities["companion"],
         make_hello=lambda: hello(**fields),
         on_channel=hold,
-        max_connections=4,
+        max_sessions=4,
         limits=limits,
     )
     try:
@@ -70,7 +72,12 @@ async def tls_pair(identities: dict[str, Identity], limits: Limits, **fields: An
             limits=limits,
         )
         try:
-            yield device, await accepted.get()
+            companion = await accepted.get()
+            if device._joining is not None:
+                await device._joining
+            assert isinstance(companion, TlsChannel)
+            assert device.lanes == companion.lanes == (2 if fields["minor"] else 1)
+            yield device, companion
         finally:
             await device.close("the test is over")
     finally:
@@ -78,14 +85,15 @@ async def tls_pair(identities: dict[str, Identity], limits: Limits, **fields: An
         await listener.close()
 
 
-@pytest.fixture(params=["memory", "tls"])
+@pytest.fixture(params=["memory", "tls", "tls, two connections"])
 async def pair(request: pytest.FixtureRequest, identities: dict[str, Identity]) -> AsyncIterator[Pair]:
     async with AsyncExitStack() as stack:
 
         async def make(limits: Limits = Limits(), **fields: Any) -> Ends:  # noqa: B008  frozen
             if request.param == "memory":
                 return memory_pair(hello(**fields), hello(**fields), limits=limits)
-            return await stack.enter_async_context(tls_pair(identities, limits, **fields))
+            minor = 1 if request.param == "tls, two connections" else 0
+            return await stack.enter_async_context(tls_pair(identities, limits, **({"minor": minor} | fields)))
 
         yield make
 
@@ -237,3 +245,19 @@ async def test_what_the_peer_does_not_take_is_refused_here(pair: Pair) -> None:
     device, _ = await pair(max_message_bytes=100 * KIB)
     with pytest.raises(TooLarge, match="the peer takes at most 102400"):
         device.send(infer("a"), [BYTES])
+
+
+async def test_bytes_are_counted_at_both_ends_and_stay_readable_after_the_end(pair: Pair) -> None:
+    device, companion = await pair()
+    before = device.sent_bytes, companion.received_bytes
+    device.send(infer("a"), [BYTES])
+    await companion.receive()
+    await device.drain(1)
+    seen = device.observe()
+    assert len(BYTES) <= seen.sent_bytes - before[0] < 1.2 * len(BYTES)
+    assert len(BYTES) <= companion.received_bytes - before[1] < 1.2 * len(BYTES)
+    assert seen.queued_bytes == 0
+    await device.close("done")
+    assert device.sent_bytes >= seen.sent_bytes
+    assert device.received_bytes >= seen.received_bytes
+    assert device.observe().connections == ()

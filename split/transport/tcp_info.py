@@ -1,0 +1,84 @@
+"""What the Linux kernel knows of a TCP connection: `getsockopt(TCP_INFO)`, taken apart. One system call, 1 µs.
+
+The layout is `struct tcp_info` of include/uapi/linux/tcp.h, which only ever grows at its end: an older kernel returns
+less, and what it does not return reads as 0 here. No TLS, no frames, no asyncio.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+_LAYOUT: Final = struct.Struct("=6BBB24I4Q6I4Q2I2Q")
+"""Up to `tcpi_bytes_retrans` (Linux 4.19)."""
+assert _LAYOUT.size == 216
+
+IPV4_HEADERS: Final = 20 + 20 + 12
+"""Bytes of IP and TCP with time stamps, which every segment of a connection carries when both ends offer them."""
+IPV6_HEADERS: Final = 40 + 20 + 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TcpInfo:
+    """The fields that somebody here reads, in our units."""
+
+    rtt_ms: float
+    """Smoothed (RFC 6298); 0 before the first acknowledgement."""
+    rtt_var_ms: float
+    min_rtt_ms: float
+    delivery_rate_bytes_per_s: float
+    """Payload acknowledged per second over the latest round trip, or the highest before it while this side has less to
+    send than the link takes (draft-cheng-iccrg-delivery-rate-estimation); 0 before the first."""
+    app_limited: bool
+    """The rate is what was sent, not what the link takes."""
+    cwnd_bytes: int
+    unacked_bytes: int
+    """Sent and not acknowledged, in whole segments."""
+    unsent_bytes: int
+    """In the kernel and not yet sent once."""
+    acked_bytes: int
+    sent_bytes: int
+    """Payload, what was sent twice counted twice."""
+    received_bytes: int
+    retransmits: int
+    """Segments sent again since the beginning."""
+    segments_out: int
+    segments_in: int
+
+
+def read_tcp_info(sock: socket.socket) -> TcpInfo | None:
+    """What the kernel says of this connection; None when the socket is closed or is no TCP socket."""
+    try:
+        raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAYOUT.size)
+    except OSError:
+        return None
+    return parse_tcp_info(raw)
+
+
+def parse_tcp_info(raw: bytes) -> TcpInfo:
+    """`raw` as `getsockopt` returned it, of any length."""
+    fields = _LAYOUT.unpack(raw[: _LAYOUT.size].ljust(_LAYOUT.size, b"\0"))
+    flags, words = fields[7], fields[8:32]
+    snd_mss, unacked, rtt_us, rtt_var_us, snd_cwnd = words[2], words[4], words[15], words[16], words[18]
+    acked, received = fields[34:36]
+    segments_out, segments_in, unsent, min_rtt_us = fields[36:40]
+    delivery_rate = fields[42]
+    sent = fields[48]
+    return TcpInfo(
+        rtt_ms=rtt_us / 1000,
+        rtt_var_ms=rtt_var_us / 1000,
+        min_rtt_ms=0.0 if min_rtt_us == 0xFFFFFFFF else min_rtt_us / 1000,
+        delivery_rate_bytes_per_s=float(delivery_rate),
+        app_limited=bool(flags & 1),
+        cwnd_bytes=snd_cwnd * snd_mss,
+        unacked_bytes=unacked * snd_mss,
+        unsent_bytes=unsent,
+        acked_bytes=acked,
+        sent_bytes=sent or acked,
+        received_bytes=received,
+        retransmits=words[23],
+        segments_out=segments_out,
+        segments_in=segments_in,
+    )
