@@ -32,6 +32,7 @@ BENCHES: Final = {
     "costmodel": "what node times and a handful of measured cuts tell of all others",
     "memory": "copies of the weights, a daemon without models, many shapes, what is kept",
     "activate": "until a segment can be used, cached and not",
+    "fuzz": "random models, every cut's halves against the whole; what is refused and why",
     "zoo": "ten real models of ten kinds: where they may be cut, and every checked cut against the whole",
 }
 

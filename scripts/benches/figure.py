@@ -28,20 +28,31 @@ PACE_S: Final = 0.008
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One number of DESIGN §9."""
+    """One number of DESIGN §9, and what it shall reach: exactly one of the two bounds."""
 
     name: str
     value: float
     unit: str
-    at_most: float
+    at_most: float | None = None
+    at_least: float | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.at_most is None) != (self.at_least is None), self.name
+
+    @property
+    def met(self) -> bool:
+        if self.at_most is not None:
+            return self.value <= self.at_most
+        return self.at_least is not None and self.value >= self.at_least
 
     def as_json(self) -> dict[str, Any]:
+        reach = f"≤ {self.at_most:g}" if self.at_most is not None else f"≥ {self.at_least:g}"
         return {
             "name": self.name,
             "value": round(self.value, 5),
             "unit": self.unit,
-            "reach": f"≤ {self.at_most:g}",
-            "met": self.value <= self.at_most,
+            "reach": reach,
+            "met": self.met,
         }
 
 

@@ -1,0 +1,60 @@
+"""Random models cut everywhere, each half against the whole: graphs, cuts, how many are wrong, what is refused and why.
+
+The same models as `scripts/fuzz cuts` draws from this seed, which says what is counted how. Counts, no times: other
+work on the machine does not disturb it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+from scripts.benches.figure import Figure
+from scripts.fuzzing.cuts import Tally
+from scripts.fuzzing.run import fuzz_cuts
+
+SEED: Final = 900_000
+GRAPHS: Final = 2000
+GRAPHS_QUICK: Final = 200
+CUTS_PER_GRAPH_MAX: Final = 9
+CUTS_PER_GRAPH_MIN: Final = 7.5
+"""15,000 of 2,000 graphs."""
+USABLE_RATIO_MIN: Final = 0.85
+TELL_EVERY: Final = 100
+
+
+def prepare() -> None:
+    """Nothing: the models are drawn."""
+
+
+def run(*, quick: bool) -> tuple[list[Figure], list[dict[str, Any]]]:
+    graphs = GRAPHS_QUICK if quick else GRAPHS
+    return report(fuzz_cuts(SEED, graphs=graphs, cuts_max=CUTS_PER_GRAPH_MAX, on_graph=_tell), graphs)
+
+
+def report(tally: Tally, graphs: int) -> tuple[list[Figure], list[dict[str, Any]]]:
+    """Figures and rows of a run that was to have this many graphs: the rest of the tally, refusals, failures."""
+    figures = [
+        Figure(name="graphs", value=tally.graphs, unit="graphs", at_least=graphs),
+        Figure(name="cuts", value=tally.cuts, unit="cuts", at_least=CUTS_PER_GRAPH_MIN * graphs),
+        Figure(name="wrong", value=len(tally.wrong), unit="cuts", at_most=0),
+        Figure(name="usable_ratio", value=tally.usable_ratio, unit="ratio", at_least=USABLE_RATIO_MIN),
+    ]
+    rows: list[dict[str, Any]] = [
+        {
+            "boundaries": tally.boundaries,
+            "usable": tally.usable,
+            "rejected": tally.rejected,
+            "sensitive": tally.sensitive,
+            "rounded": tally.rounded,
+            "unopened": tally.unopened,
+        }
+    ]
+    rows += [{"refused": reason, "boundaries": count} for reason, count in tally.refusals.most_common()]
+    rows += [{"wrong": failure.cut, "seed": failure.seed, "why": failure.why} for failure in tally.wrong]
+    return figures, rows
+
+
+def _tell(tally: Tally) -> None:
+    if tally.graphs % TELL_EVERY == 0:
+        print(f"{tally.graphs} graphs, {tally.cuts} cuts, {len(tally.wrong)} wrong …", file=sys.stderr, flush=True)
