@@ -32,6 +32,8 @@ class Entry:
     """One finished request."""
 
     model: str
+    received_at_s: float
+    """Monotonic seconds of this host."""
     deadline_ms: float
     decision: Decision
     total_ms: float
@@ -93,6 +95,7 @@ def answered_entry(request: InferenceRequest, outcome: Outcome) -> Entry:
     """What is kept of an answered request: nothing that holds a tensor."""
     return Entry(
         model=request.model.name,
+        received_at_s=request.received_at_s,
         deadline_ms=_deadline_ms(request),
         decision=outcome.decision,
         total_ms=outcome.total_ms,
@@ -128,6 +131,7 @@ class Journal:
         totals.failures_ms += total_ms
         entry = Entry(
             model=request.model.name,
+            received_at_s=request.received_at_s,
             deadline_ms=_deadline_ms(request),
             decision=decision,
             total_ms=total_ms,
@@ -208,6 +212,7 @@ class Journal:
         return {
             "request_id": request_id,
             "model": entry.model,
+            "received_at_s": entry.received_at_s,
             "chosen": as_json(decision.chosen),
             "runners_up": [as_json(one) for one in decision.runners_up],
             "candidates": decision.candidates,

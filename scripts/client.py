@@ -30,6 +30,10 @@ class Answer:
     fallback: str
     """Why the device finished what the companion should have; empty when it did not."""
     predicted_ms: float
+    request_id: str
+    """For `isthmus explain`."""
+    timings_ms: Mapping[str, float]
+    """By the daemon's clock: each stage, and `total` from the request's arrival to its answer."""
     took_ms: float
     """From the first byte of the request to the last of the answer, as the caller sees it."""
 
@@ -71,6 +75,8 @@ class Client:
             codec=str(said.get("isthmus.codec") or "") or None,
             fallback=str(said.get("isthmus.fallback") or ""),
             predicted_ms=float(said["isthmus.predicted_ms"]),
+            request_id=str(said["isthmus.request_id"]),
+            timings_ms=json.loads(str(said["isthmus.timings"])),
             took_ms=took_ms,
         )
 

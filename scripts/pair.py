@@ -1,4 +1,5 @@
-"""A device daemon and a companion as two real processes, and an emulated link between them: for demo and benches.
+"""A device daemon and a companion as two real processes, and an emulated link between them: for demo, benches and
+flows. More companions may stand beside the first, without a link in between.
 
 All on loopback, all files in one folder: configurations, keys, caches, the log of each process. Whatever was started
 ends with the `with` block.
@@ -41,13 +42,14 @@ def free_port() -> int:
 
 
 class Pair:
-    """Companion and link run from the start; `start_agent` starts the device with its speed."""
+    """Companions and link run from the start; `start_agent` starts the device with its speed. Companion 0 is the one
+    behind the link. What an earlier pair left in `folder` (identities, models, profiles) is used again."""
 
-    def __init__(self, folder: Path, models: Path) -> None:
+    def __init__(self, folder: Path, models: Path, *, companions: int = 1) -> None:
         self.folder = folder
         self.models = models
         self.agent_port = free_port()
-        self._companion_port = free_port()
+        self._companion_ports = [free_port() for _ in range(companions)]
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._control: socket.socket | None = None
         self._answers: IO[str] | None = None
@@ -55,7 +57,8 @@ class Pair:
     def __enter__(self) -> Pair:
         try:
             self._make_identities()
-            self.start_companion()
+            for n in range(len(self._companion_ports)):
+                self.start_companion(n)
             self._start_relay()
         except BaseException:
             self.close()
@@ -78,23 +81,28 @@ class Pair:
 
     # -- the companion ------------------------------------------------------------------------------------------------
 
-    def start_companion(self) -> None:
+    def start_companion(self, n: int = 0) -> None:
         """Start it and wait until its port answers; NotStarted."""
-        self._start("companion", [str(PROGRAMS / "isthmus-cloud"), "serve", "--config", str(self._companion_config)])
-        self._wait("companion", lambda: _answers(self._companion_port))
+        config = str(self.folder / f"{_companion(n)}.yaml")
+        self._start(_companion(n), [str(PROGRAMS / "isthmus-cloud"), "serve", "--config", config])
+        self._wait(_companion(n), lambda: _answers(self._companion_ports[n]))
+
+    def stop_companion(self, n: int = 0) -> None:
+        """SIGTERM, and wait until it has ended: goodbye is said, what is under way is answered."""
+        self._stop(_companion(n))
 
     def kill_companion(self) -> None:
         """SIGKILL: nothing is said goodbye to."""
-        process = self._processes.pop("companion")
+        process = self._processes.pop(_companion(0))
         process.kill()
         process.wait()
 
     def freeze_companion(self) -> None:
         """SIGSTOP: the connection stays open and nothing comes any more."""
-        self._processes["companion"].send_signal(signal.SIGSTOP)
+        self._processes[_companion(0)].send_signal(signal.SIGSTOP)
 
     def thaw_companion(self) -> None:
-        self._processes["companion"].send_signal(signal.SIGCONT)
+        self._processes[_companion(0)].send_signal(signal.SIGCONT)
 
     def forget_companion_models(self) -> None:
         """While it is down: everything that devices have sent it is gone."""
@@ -114,7 +122,7 @@ class Pair:
             "models": str(self.models),
             "state_dir": str(self.folder / "agent-state"),
             "cache_dir": str(self.folder / "agent-cache"),
-            "companions": [f"127.0.0.1:{self._relay_port}"],
+            "companions": [f"127.0.0.1:{port}" for port in (self._relay_port, *self._companion_ports[1:])],
             "identity": _identity(self.folder / "device"),
             "emulation": {"slowdown": slowdown},
         }
@@ -170,7 +178,7 @@ class Pair:
         assert answer["ok"], answer
 
     def _start_relay(self) -> None:
-        target = f"127.0.0.1:{self._companion_port}"
+        target = f"127.0.0.1:{self._companion_ports[0]}"
         process = subprocess.Popen(
             [sys.executable, str(ROOT / "scripts" / "relay.py"), "--to", target], stdout=subprocess.PIPE, text=True
         )
@@ -184,19 +192,25 @@ class Pair:
     # -- processes ----------------------------------------------------------------------------------------------------
 
     def _make_identities(self) -> None:
-        config = {
-            "listen": f"127.0.0.1:{self._companion_port}",
-            "enroll_listen": None,
-            "http": None,
-            "state_dir": str(self.folder / "companion-state"),
-            "cache_dir": str(self.folder / "companion-cache"),
-            "identity": _identity(self.folder / "companion-state" / "identity"),
-        }
-        self._companion_config = self.folder / "companion.yaml"
-        self._companion_config.write_text(yaml.safe_dump(config))
-        cloud = str(PROGRAMS / "isthmus-cloud")
-        for command in (["init"], ["issue", "demo-device", "-o", str(self.folder / "device")]):
-            self._run([cloud, *command, "--config", str(self._companion_config)])
+        """The configurations, and one identity for all companions: they are one service."""
+        identity = self.folder / "companion-state" / "identity"
+        for n, port in enumerate(self._companion_ports):
+            config = {
+                "listen": f"127.0.0.1:{port}",
+                "enroll_listen": None,
+                "http": None,
+                "state_dir": str(self.folder / f"{_companion(n)}-state"),
+                "cache_dir": str(self.folder / f"{_companion(n)}-cache"),
+                "identity": _identity(identity),
+            }
+            (self.folder / f"{_companion(n)}.yaml").write_text(yaml.safe_dump(config))
+        cloud, config_file = str(PROGRAMS / "isthmus-cloud"), str(self.folder / f"{_companion(0)}.yaml")
+        for command, made in (
+            (["init"], identity),
+            (["issue", "demo-device", "-o", str(self.folder / "device")], self.folder / "device"),
+        ):
+            if not made.exists():
+                self._run([cloud, *command, "--config", config_file])
 
     def _run(self, command: Sequence[str]) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=START_TIMEOUT_S)
@@ -229,6 +243,11 @@ class Pair:
             process.wait()
         if process.stdout is not None:
             process.stdout.close()
+
+
+def _companion(n: int) -> str:
+    """Of its process, log, configuration and folders."""
+    return "companion" if n == 0 else f"companion-{n + 1}"
 
 
 def _identity(folder: Path) -> dict[str, Any]:

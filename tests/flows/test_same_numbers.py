@@ -42,8 +42,9 @@ X = np.random.default_rng(3).standard_normal((4, 16)).astype(np.float32)
 class DifferentPair(Pair):
     how = ""
 
-    def start_companion(self) -> None:
-        command = [sys.executable, str(COMPANION), self.how, "serve", "--config", str(self._companion_config)]
+    def start_companion(self, n: int = 0) -> None:
+        config = self.folder / "companion.yaml"
+        command = [sys.executable, str(COMPANION), self.how, "serve", "--config", str(config)]
         self._start("companion", command)
 
 
