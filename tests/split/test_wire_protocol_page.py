@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any, get_args
@@ -36,6 +37,12 @@ def test_the_example_is_what_the_code_makes() -> None:
     example = bytes.fromhex("".join(re.findall(r"^    ([0-9a-f ]+)$", PAGE, re.MULTILINE)))
     assert example[20:] == encode_metadata(Pong(nonce=1))
     assert example[:20] == bytes([1, 0, 0, 0, 7, 0, 0, 0, 15, 0, 0, 0, 15] + [0] * 7)
+
+
+def test_the_table_of_vectors_names_every_field_they_have() -> None:
+    vectors = json.loads((Path(split.wire.__path__[0]) / "vectors.json").read_text())["vectors"]
+    described = re.findall(r"^\| `(\w+)` \|", PAGE[PAGE.index("## 12.") :], re.MULTILINE)
+    assert set().union(*vectors) - {"receiver"} == set(described)
 
 
 def test_the_numbers_of_the_page_are_those_of_the_code() -> None:
