@@ -291,6 +291,7 @@ class WireConnection:
             )
         if self._granted is not None and header.priority != Priority.CONTROL:
             self._granted.take(cost(header.body_bytes, begins=header.kind == FrameKind.BEGIN))
+        self._current.make_room(header.body_bytes)
 
     def _take_credit(self, part: memoryview) -> None:
         """Some bytes of a CREDIT's body. An older total changes nothing, and a peer that gave none is not asked."""
@@ -320,10 +321,7 @@ class WireConnection:
                 f"messages may have {self.limits.max_message_bytes} bytes as the Hello says, one of {size} begins"
             )
         self._highest_number = header.number
-        try:
-            arriving = self._arriving[header.priority] = Arriving(header)
-        except (MemoryError, OSError) as error:
-            raise RemoteProtocolError(f"there is no memory here for a message of {size} bytes ({error})") from error
+        self._arriving[header.priority] = arriving = Arriving(header)
         return arriving
 
     def _advance(self, arriving: Arriving, count: int, received: list[Received]) -> None:
@@ -347,8 +345,7 @@ class WireConnection:
             if self._granted is not None and arriving.priority != Priority.CONTROL:
                 credit_bytes = cost(arriving.filled, begins=True)
                 self._granted.hold(credit_bytes)
-            payload = arriving.payload[: arriving.payload_bytes]
-            received.append(Received(message, payload, connection=self, credit_bytes=credit_bytes))
+            received.append(Received(message, arriving.payload, connection=self, credit_bytes=credit_bytes))
 
     def _understand(self, arriving: Arriving) -> Message | None:
         """The message, if it is one that anybody but this connection wants to know of."""

@@ -57,9 +57,7 @@ async def start(credentials: Credentials, seen: list[Channel]) -> Listener:
         except ConnectionLost:
             pass
 
-    return await listen(
-        "127.0.0.1", 0, identity=credentials, make_hello=lambda: HELLO, on_channel=hold, max_sessions=8
-    )
+    return await listen("127.0.0.1", 0, identity=credentials, make_hello=lambda: HELLO, on_channel=hold, max_sessions=8)
 
 
 async def test_a_new_pair_is_used_by_new_connections_on_both_sides_and_the_running_one_goes_on(

@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from split.errors import CompanionRefused, ConnectionLost, LocalProtocolError, Overloaded, RemoteProtocolError, TooLarge
+from split.wire.arriving import Arriving
 from split.wire.connection import Received, WireConnection
+from split.wire.frames import FrameHeader, FrameKind
 from split.wire.greeting import VersionMismatch
 from split.wire.limits import KIB, MIB, Limits
 from split.wire.messages import (
@@ -371,6 +373,43 @@ def test_what_is_only_announced_takes_no_memory() -> None:
         right.receive(frame(1, 10 + priority, body, priority=priority, metadata=500, payload=200 * MIB))
     assert right.failure is None
     assert resident_bytes() - before < 50 * MIB
+
+
+@pytest.mark.parametrize("by_buffer", [True, False])
+def test_a_large_payload_is_whole_although_its_room_grows_while_it_comes(by_buffer: bool) -> None:
+    left, right = pair(Limits(frame_bytes=100_000, queue_bytes=64 * MIB))
+    payload = bytes(range(251)) * 40_000
+    left.send(infer("a"), [payload])
+    left.send(infer("b"), [payload[: 2 * MIB]])
+    data = b"".join(drain(left))
+    if by_buffer:
+        received = feed_as_transport(right, data, [70_001])
+    else:
+        received = [one for at in range(0, len(data), 70_001) for one in plain(right.receive(data[at : at + 70_001]))]
+    assert received == [(infer("a"), payload), (infer("b"), payload[: 2 * MIB])]
+
+
+def test_the_room_for_a_message_is_at_most_four_times_what_came_of_it() -> None:
+    arriving = Arriving(FrameHeader(FrameKind.BEGIN, 2, 2, 0, 10, 200 * MIB))
+    while arriving.filled < 20 * MIB:
+        arriving.make_room(200_000)
+        _, take = arriving.place(200_000)
+        arriving.filled += take
+        room = len(arriving._payload)
+        assert len(arriving.payload) <= room <= max(MIB, 4 * arriving.filled) + 20
+
+
+def test_no_memory_for_a_payload_is_told_the_peer_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, right = pair(Limits())
+
+    def scarce(size: int) -> bytearray:
+        if size > 100_000:
+            raise MemoryError
+        return bytearray(size)
+
+    monkeypatch.setattr("split.wire.arriving.bytearray", scarce, raising=False)
+    assert right.receive(frame(1, 9, bytes(1_000), metadata=500, payload=MIB)) == []
+    assert "no memory here for 1048576 bytes of message 9" in str(right.failure)
 
 
 def test_a_full_queue_says_overloaded_but_takes_control_messages() -> None:
