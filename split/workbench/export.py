@@ -71,14 +71,16 @@ def export_module(
     *,
     opset: int | None = None,
     fixed_batch: bool = False,
+    one_file_bytes_max: int = ONE_FILE_BYTES_MAX,
     on_progress: Callable[[str], None] = lambda stage: None,
 ) -> Report:
     """Write what `factory` (`PKG.MODULE:NAME`, a module or what returns one) makes, for these inputs, to `out`.
 
     `inputs`: in the order of `forward`'s parameters, whose names they get where they have none. Unless `fixed_batch`,
     the first dim of the first input is the batch and stays open, in every input that begins with the same size.
-    `opset`: None for the one that torch's exporter is built for. Returns `{"inputs", "outputs", "opset", "max_rel",
-    "batches"}`, specs as texts. Nothing is written unless the file computes what the module computes.
+    `opset`: None for the one that torch's exporter is built for. `one_file_bytes_max`: more bytes of weights than this
+    go to a file of their own, `<out>.data`. Returns `{"inputs", "outputs", "opset", "max_rel", "batches"}`, specs as
+    texts. Nothing is written unless the file computes what the module computes.
 
     UnsupportedRequest without torch; InvalidRequest when the factory, its module or the inputs are wrong, or the module
     cannot be traced; EngineFailed when the file does not run or computes something else.
@@ -102,7 +104,7 @@ def export_module(
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
         fresh = Path(scratch) / out.name
         on_progress("trace")
-        _trace(torch, module, specs, batched, feeds(TRACED_BATCH), fresh, opset)
+        _trace(torch, module, specs, batched, feeds(TRACED_BATCH), fresh, opset, one_file_bytes_max)
         on_progress("verify")
         model = load_model(fresh)
         _as_asked(model, batched, opset)
@@ -210,6 +212,7 @@ def _trace(
     feeds: Sequence[Array],
     path: Path,
     opset: int | None,
+    one_file_bytes_max: int,
 ) -> None:
     batch = torch.export.Dim("batch", min=1)
     try:
@@ -232,7 +235,7 @@ def _trace(
     for node in program.model.graph.all_nodes():
         node.metadata_props.clear()  # stack traces of the tracing: paths of this machine, which must not travel
     size = sum(value.const_value.nbytes for value in program.model.graph.initializers.values() if value.const_value)
-    program.save(path, external_data=size > ONE_FILE_BYTES_MAX)
+    program.save(path, external_data=size > one_file_bytes_max)
 
 
 @contextlib.contextmanager

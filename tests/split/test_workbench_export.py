@@ -12,7 +12,10 @@ import pytest
 
 from agent import cli
 from split.errors import InvalidRequest
+from split.graph.card import read_card
+from split.runtime.segment import OrtEngine
 from split.tensor import TensorSpec
+from split.workbench.child import run_child_sync
 from split.workbench.export import parse_input
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,6 +44,17 @@ class Two(nn.Module):
     def forward(self, ids, mask, scale):
         rows = self.table(ids) * mask.unsqueeze(-1)
         return {"rows": rows, "sums": rows.sum(dim=1) * scale}
+
+
+class Wide(nn.Module):
+    """Twice the sum over the last dim of x, 64 times beside each other: 16 KiB of weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((64, 64), 2.0))
+
+    def forward(self, x):
+        return torch.relu(x @ self.weight) @ torch.eye(64)
 
 
 class Narrow(nn.Module):
@@ -181,6 +195,50 @@ def test_a_module_becomes_a_file_with_an_open_batch_that_computes_the_same(expor
     assert model.opset_import[0].version >= 18
     assert str(export.folder) not in str(model), "paths of the machine it was made on travel with it"
     assert sorted(path.name for path in export.folder.iterdir()) == ["agent", "net.onnx", "split"]
+
+
+BIG = """
+import sys
+from pathlib import Path
+from split.workbench.export import export_module, parse_input
+
+sys.path.insert(0, "agent")
+report = export_module("nets:Wide", [parse_input("1x64")], Path("big.onnx").absolute(), one_file_bytes_max=10_000)
+assert report["max_rel"] <= 1e-4 and report["batches"] == [1, 2, 5], report
+"""
+
+
+@pytest.mark.torch
+def test_weights_that_one_file_cannot_hold_lie_beside_it_and_the_model_is_cut_as_any_other(export: _Exporter) -> None:
+    import onnx
+
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", BIG],
+        cwd=export.folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    path = export.folder / "big.onnx"
+    assert path.stat().st_size < 10_000
+    bare = onnx.load(path, load_external_data=False)
+    places = {entry.value for one in bare.graph.initializer for entry in one.external_data if entry.key == "location"}
+    assert places == {"big.onnx.data"}
+    assert (export.folder / "big.onnx.data").stat().st_size >= 64 * 64 * 4
+    run_child_sync(["prepare", str(path), "--folder", str(export.folder / "parts")], timeout_s=100)
+    card = read_card(export.folder / "parts")
+    assert [name for name, _, _ in card.files] == ["big.onnx", "big.onnx.data"]
+    assert card.cuts
+    x = np.arange(128, dtype=np.float32).reshape(2, 64)
+    expected = np.repeat(2 * x.sum(axis=1, keepdims=True), 64, axis=1)
+    for cut in card.cuts:
+        head, tail = (
+            OrtEngine().open(export.folder / "parts" / f"{cut.id}.{half}.onnx", threads=1) for half in ("head", "tail")
+        )
+        [y] = tail.run(head.run({"x": x})).values()
+        np.testing.assert_allclose(y, expected, rtol=1e-6)
 
 
 @pytest.mark.torch
