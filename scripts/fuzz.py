@@ -32,6 +32,7 @@ def report(tally: Tally, wrong: Sequence[Wrong]) -> dict[str, Any]:
         "graphs": tally.graphs,
         "rejected": tally.rejected,
         "sensitive": tally.sensitive,
+        "reshaped": tally.reshaped,
         "cuts": tally.cuts,
         "wrong": len(tally.wrong),
         "rounded": tally.rounded,
@@ -53,6 +54,7 @@ def show(console: Console, tally: Tally, took_s: float) -> None:
     table.add_row("graphs", f"{tally.graphs:,}")
     table.add_row("drafts the runtime rejects", f"{tally.rejected:,}")
     table.add_row("graphs judged without optimisations only", f"{tally.sensitive:,}")
+    table.add_row("graphs judged with optimisations only", f"{tally.reshaped:,}")
     table.add_row("cuts", f"{tally.cuts:,}")
     table.add_row("wrong", f"[{'red' if tally.wrong else 'green'}]{len(tally.wrong):,}[/]")
     table.add_row("off by one 16-bit rounding", f"{tally.rounded:,}")

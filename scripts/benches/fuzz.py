@@ -46,6 +46,7 @@ def report(tally: Tally, graphs: int) -> tuple[list[Figure], list[dict[str, Any]
             "usable": tally.usable,
             "rejected": tally.rejected,
             "sensitive": tally.sensitive,
+            "reshaped": tally.reshaped,
             "rounded": tally.rounded,
             "unopened": tally.unopened,
         }

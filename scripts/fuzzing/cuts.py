@@ -3,8 +3,9 @@
 The whole file in the plain runtime is the oracle; floats may differ by `BOUND` of their largest, all else by nothing.
 Every other cut is run without optimisations, where the same kernels see the same values, and with all of them, where
 each side fuses on its own. A graph whose whole itself differs by more between the two levels (rounding and comparing
-make much of little) is judged at the first alone, and counted; one whose outputs even have other shapes is no graph
-(the rows of a loop of no rounds have the dims the runtime happens to infer).
+make much of little) is judged at the first alone, and counted. One whose outputs even have other shapes there (the rows
+of a loop of no rounds have the dims that the runtime infers, and fewer without optimisations) is judged at the second
+alone, which is what is served, and what parts declare the dims of.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -65,9 +66,11 @@ class Tally:
 
     graphs: int = 0
     rejected: int = 0
-    """Drafts that the runtime itself does not take, dies of, or gives other shapes at each level: no graphs."""
+    """Drafts that the runtime itself does not take or dies of, or that are of both of the next two kinds: no graphs."""
     sensitive: int = 0
     """Graphs judged without optimisations only."""
+    reshaped: int = 0
+    """Graphs judged with optimisations only."""
     rounded: int = 0
     """Cuts of 16-bit graphs that are off by one rounding: the runtime leaves roundings out as it sees fit, and whether
     it does can hang on nodes that no output needs (`split/graph/half.py`)."""
@@ -89,7 +92,17 @@ class Tally:
 
     def add(self, other: Tally) -> None:
         """Count what the other one counted."""
-        for name in ("graphs", "rejected", "sensitive", "rounded", "unopened", "cuts", "boundaries", "usable"):
+        for name in (
+            "graphs",
+            "rejected",
+            "sensitive",
+            "reshaped",
+            "rounded",
+            "unopened",
+            "cuts",
+            "boundaries",
+            "usable",
+        ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.refusals.update(other.refusals)
         self.wrong += other.wrong
@@ -106,11 +119,13 @@ def judge(
     onnx.save(graph.proto, path)
     truth = _truth(path, graph)
     trial = Trial(graph=graph, folder=folder, truth=truth or {})
-    if truth is None or trial.reshaped:
+    sensitive, reshaped = trial.sensitive, trial.reshaped
+    if truth is None or (sensitive and reshaped):
         tally.rejected += 1
         return
     tally.graphs += 1
-    tally.sensitive += trial.sensitive
+    tally.sensitive += sensitive
+    tally.reshaped += reshaped
     on_valid()
     try:
         model = load_model(path)
@@ -122,7 +137,7 @@ def judge(
         tally.refusals.update(_kind(cut.reason) for cut in prefixes if not cut.legal)
         for number, cut in enumerate(_sample(model, prefixes, graph.seed, cuts_max)):
             # Every other cut at the other level: both are covered, at half the price.
-            why = trial.refute(model, cut, exact=trial.sensitive or number % 2 == 0)
+            why = trial.refute(model, cut, exact=sensitive or (not reshaped and number % 2 == 0))
             tally.cuts += 1
             if why == ROUNDED:
                 tally.rounded += 1
@@ -162,23 +177,22 @@ class Trial:
 
     @property
     def sensitive(self) -> bool:
-        """Whether the whole itself depends on the level of optimisation."""
+        """Whether numbers of the whole itself depend on the level of optimisation."""
         return any(
-            relative_difference(_plain(outputs[name]), _plain(self.truth[True, number][name])) > BOUND
-            for (exact, number), outputs in self.truth.items()
-            if not exact and (True, number) in self.truth
-            for name in outputs
+            there.shape == here.shape and relative_difference(_plain(there), _plain(here)) > BOUND
+            for there, here in self._at_both_levels()
         )
 
     @property
     def reshaped(self) -> bool:
         """Whether the whole's outputs have other shapes at the two levels."""
-        return any(
-            outputs[name].shape != self.truth[True, number][name].shape
-            for (exact, number), outputs in self.truth.items()
-            if not exact and (True, number) in self.truth
-            for name in outputs
-        )
+        return any(there.shape != here.shape for there, here in self._at_both_levels())
+
+    def _at_both_levels(self) -> Iterator[tuple[Array, Array]]:
+        """Each output of each request that ran at both: with optimisations, without."""
+        for (exact, number), outputs in self.truth.items():
+            if not exact and (True, number) in self.truth:
+                yield from ((outputs[name], self.truth[True, number][name]) for name in outputs)
 
     def refute(self, model: Model, cut: Cut, *, exact: bool) -> str:
         """Why the halves of this cut are not the whole; empty when they are, or one of the two excuses above."""

@@ -27,7 +27,7 @@ def test_a_figure_is_held_against_one_bound() -> None:
 
 def test_the_full_run_reaches_for_two_thousand_graphs_and_fifteen_thousand_cuts() -> None:
     failure = Wrong(seed=7, cut="0123456789ab", boundary=("a",), why="it differs", text="")
-    tally = Tally(graphs=2000, cuts=14_999, boundaries=1000, usable=850, rejected=3, wrong=[failure])
+    tally = Tally(graphs=2000, cuts=14_999, boundaries=1000, usable=850, rejected=3, reshaped=2, wrong=[failure])
     tally.refusals = Counter({"tensor … holds strings": 50, "tensor … is a sequence": 100})
     figures, rows = fuzz.report(tally, fuzz.GRAPHS)
     assert [(one.name, one.value, one.at_least, one.at_most, one.met) for one in figures] == [
@@ -37,7 +37,7 @@ def test_the_full_run_reaches_for_two_thousand_graphs_and_fifteen_thousand_cuts(
         ("usable_ratio", 0.85, 0.85, None, True),
     ]
     assert rows == [
-        {"boundaries": 1000, "usable": 850, "rejected": 3, "sensitive": 0, "rounded": 0, "unopened": 0},
+        {"boundaries": 1000, "usable": 850, "rejected": 3, "sensitive": 0, "reshaped": 2, "rounded": 0, "unopened": 0},
         {"refused": "tensor … is a sequence", "boundaries": 100},
         {"refused": "tensor … holds strings", "boundaries": 50},
         {"wrong": "0123456789ab", "seed": 7, "why": "it differs"},

@@ -66,6 +66,15 @@ def test_the_models_are_of_every_kind_the_standard_knows() -> None:
     assert any("N" in {dim.dim_param for dim in p.graph.input[0].type.tensor_type.shape.dim} for p in protos)
 
 
+def test_a_loop_of_no_rounds_whose_rows_have_other_dims_without_optimisations_is_cut_right_with_them(
+    tmp_path: Path,
+) -> None:
+    judge(random_graph(501019), tmp_path, tally := Tally(), cuts_max=20)
+    assert (tally.graphs, tally.reshaped, tally.sensitive, tally.rejected) == (1, 1, 0, 0)
+    assert tally.cuts >= 10
+    assert not tally.wrong
+
+
 def test_a_cut_that_loses_something_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     right = cuts.write_parts
 
