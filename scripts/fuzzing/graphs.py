@@ -1,6 +1,6 @@
 """Random ONNX models, each decided by its seed alone: graphs as exporters never write them and runtimes still take.
 
-A `Draft` grows node by node; what a node may be stands in `operators.py`. Shapes are tracked as they are at the main
+A `Draft` grows node by node; what a node may be stands in `families/`. Shapes are tracked as they are at the main
 size, so that most drafts are valid; the runtime has the last word, a draft it refuses is no graph (`cuts.py`).
 """
 
