@@ -71,7 +71,10 @@ class Link(_Section, frozen=True, kw_only=True):
     probe_bytes_per_hour: Annotated[int, msgspec.Meta(ge=0)] = 2_000_000
     """Bytes that probes of an idle link may cost; 2 MB an hour are 4.4 kbit/s. 0: only real traffic teaches."""
     metered_bytes_per_month: _Bytes | None = None
-    """Bytes that may be sent in a calendar month; none stated: not metered."""
+    """Bytes that may cross the link to companions in a calendar month (UTC), both ways: requests, replies, models,
+    probes. When they are used up everything runs here until the next month. None stated: counted, not bounded."""
+    metered_interfaces: tuple[str, ...] = ()
+    """Network interfaces whose bytes count towards that, as `wwan0`; empty: all."""
     price_per_gb: _NotNegative = 0.0
     """Money per 10⁹ bytes, in the unit the contract's `cost` weight is meant for; 0: nothing to save."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from functools import cached_property
 
 from agent.compute import Compute
@@ -16,6 +17,7 @@ from agent.intake import Intake
 from agent.interfaces import Interfaces
 from agent.journal import Journal
 from agent.lateness import Lateness
+from agent.metering import Meter, interface_of
 from agent.metrics import Metrics
 from agent.planner import Planner
 from agent.repository import Repository
@@ -27,7 +29,7 @@ from agent.version import VERSION
 from agent.warming import Warming
 from split.codec.image import image_fingerprint
 from split.codec.payload import CODECS
-from split.errors import ConfigError
+from split.errors import ConfigError, ConnectionLost, IsthmusError
 from split.identity.contexts import Identity
 from split.identity.credentials import Credentials
 from split.identity.known_time import KnownTime
@@ -86,10 +88,20 @@ class Daemon:
         compute = Compute(config.emulation.slowdown)
         self._stack.callback(compute.close)
         golden, journal = Golden(compute), Journal()
-        planner = Planner(slowdown=config.emulation.slowdown, probe_bytes_per_hour=config.link.probe_bytes_per_hour)
+        meter = self._meter = Meter(
+            config.state_dir / "metering.json",
+            cap_bytes=config.link.metered_bytes_per_month,
+            interfaces=config.link.metered_interfaces,
+        )
+        self._stack.callback(meter.close)
+        planner = Planner(
+            slowdown=config.emulation.slowdown,
+            probe_bytes_per_hour=config.link.probe_bytes_per_hour,
+            metered=meter.left,
+        )
         uplink = Uplink(
             companions=[str(address) for address in config.companions],
-            dial=self._dial,
+            dial=self._metered_dial,
             planner=planner,
             golden=golden,
             backoff=Backoff(),
@@ -108,7 +120,8 @@ class Daemon:
             planner=planner,
             uplink=uplink,
             compute=compute,
-            metrics=_metrics(journal, compute, uplink),
+            metrics=_metrics(journal, compute, uplink, meter),
+            meter=meter,
             health=health,
             machine=machine,
         )
@@ -124,6 +137,8 @@ class Daemon:
         warming = Warming(planner=planner, compute=compute, models=repository.served)
         warming_task = asyncio.create_task(warming.run(), name="warming")
         self._stack.callback(warming_task.cancel)
+        metering = asyncio.create_task(meter.run(), name="metering")
+        self._stack.callback(metering.cancel)
         watchdog = asyncio.create_task(feed_watchdog(health.live), name="watchdog")
         self._stack.callback(watchdog.cancel)
 
@@ -173,6 +188,20 @@ class Daemon:
         identity = Identity(cert=paths.cert, key=paths.key, ca=paths.ca)
         return Credentials(identity, "device", known_time=KnownTime(self._config.state_dir / "known-time"))
 
+    async def _metered_dial(self, address: str, timeout_s: float) -> Channel:
+        """Where the month has bytes left for it."""
+        place = HostPort(address)
+        if why := await self._meter.refuses(place.host, place.port):
+            raise ConnectionLost(why)
+        try:
+            channel = await self._dial(address, timeout_s)
+        except IsthmusError as error:
+            self._meter.failed(error)
+            raise
+        ends = channel.ends
+        self._meter.follow(channel, interface_of(ends[0]) if ends is not None else "")
+        return channel
+
     async def _dial(self, address: str, timeout_s: float) -> Channel:
         place = HostPort(address)
         return await dial(
@@ -204,7 +233,7 @@ async def run(config: AgentConfig) -> None:
             log.info("stopping")
 
 
-def _metrics(journal: Journal, compute: Compute, uplink: Uplink) -> Metrics:
+def _metrics(journal: Journal, compute: Compute, uplink: Uplink, meter: Meter) -> Metrics:
     return Metrics(
         journal,
         version=VERSION,
@@ -212,5 +241,10 @@ def _metrics(journal: Journal, compute: Compute, uplink: Uplink) -> Metrics:
             "isthmus_queue_seconds": ("Expected wait for the worker.", lambda: compute.queue_ms / 1000),
             "isthmus_remote_inflight": ("Requests that wait for the companion.", lambda: uplink.inflight),
             "isthmus_companion_connects": ("Connections made to companions.", lambda: uplink.connects),
+            "isthmus_metered_bytes": ("Metered bytes used this month.", meter.used_bytes),
+            "isthmus_metered_bytes_max": (
+                "Metered bytes that a month has; +Inf where there is no cap.",
+                lambda: math.inf if meter.cap_bytes is None else meter.cap_bytes,
+            ),
         },
     )

@@ -17,10 +17,10 @@ import numpy as np
 from split.errors import UnknownModel
 from split.graph.card import ModelCard
 from split.ids import CutId
-from split.plan.decide import LOCAL_ROW, decide
+from split.plan.decide import LOCAL_ROW, REQUEST_METADATA_BYTES, decide
 from split.plan.estimate import CloudQueue, Drift, Residual
 from split.plan.link import Link
-from split.plan.observation import Flags, Floats, Observation, Opening, RemoteView
+from split.plan.observation import Flags, Floats, Metered, Observation, Opening, RemoteView
 from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
 from split.plan.predict import scale_of
 from split.plan.probing import Probing
@@ -30,9 +30,6 @@ from split.profiles.measured import ModelProfile
 
 WORTH_A_TABLE: Final = 0.005
 """A residual that moved a cost by less is not worth a new table (30 µs): measurements scatter by ten times as much."""
-REQUEST_METADATA_BYTES: Final = 4096
-"""What a request's message has beside its payload: ids, the names of outputs, how to prepare a picture."""
-
 
 RECENT_CUTS: Final = 2
 """To be kept open: the one in use, and the one before it, to which a link that changes to and fro leads back."""
@@ -105,9 +102,17 @@ class Planner:
 
     `slowdown`: `emulation.slowdown`, what the worker stretches every device stage by.
     `probe_bytes_per_hour`: what probes and pings may cost while nothing else informs about the link.
+    `metered`: asked at each decision, what may still cross the link this month; None where nothing is metered.
     """
 
-    def __init__(self, *, slowdown: float = 1.0, probe_bytes_per_hour: int = 2_000_000) -> None:
+    def __init__(
+        self,
+        *,
+        slowdown: float = 1.0,
+        probe_bytes_per_hour: int = 2_000_000,
+        metered: Callable[[], Metered | None] = lambda: None,
+    ) -> None:
+        self._metered = metered
         self._slowdown = slowdown
         self._probing = Probing(probe_bytes_per_hour)
         self._heard_at_s = -math.inf
@@ -359,7 +364,8 @@ class Planner:
 
     def probe_wanted(self, now_s: float) -> int:
         """Bytes of padding of a ping that would be worth its cost now; 0: none. What is returned counts as sent."""
-        if not self._models or self._lost or self._silent:
+        metered = self._metered()
+        if not self._models or self._lost or self._silent or (metered is not None and not metered.may_probe):
             return 0
         return self._probing.wanted(self._link.estimate(now_s), surprised=self._link.surprised, now_s=now_s)
 
@@ -393,9 +399,19 @@ class Planner:
             raise UnknownModel(f"the planner does not know model {name!r}; it is not ready")
         return model
 
+    def metered_why_not(self, crossing_bytes: float) -> str:
+        """Why so many bytes may not cross the link now; "" when they may."""
+        metered = self._metered()
+        if metered is None or crossing_bytes <= metered.left_bytes:
+            return ""
+        return metered.used_up or (
+            f"it would move {crossing_bytes:.0f} bytes, of this month's metered bytes {metered.left_bytes:.0f} are left"
+        )
+
     def _why_local(self, model: _Model) -> str:
         """Why this model runs here only at this moment, the most lasting reason first; "" when it may be shared."""
-        if why := model.forbidden or self._lost or self._silent:
+        metered = self._metered()
+        if why := model.forbidden or (metered.used_up if metered is not None else "") or self._lost or self._silent:
             return why
         return "" if model.ready else model.not_ready or "the companion is not ready for this model yet"
 
@@ -428,6 +444,7 @@ class Planner:
 
     def _remote(self, model: _Model, now_s: float) -> RemoteView:
         queue_ms, queue_sigma_ms = self._queue.at(now_s)
+        metered = self._metered()
         return RemoteView(
             link=self._link.estimate(now_s),
             beta=model.cloud.ratio,
@@ -439,6 +456,7 @@ class Planner:
             opened=model.opened,
             encoded_why_not=model.encoded_why_not,
             payload_bytes_max=self._payload_bytes_max,
+            metered_left_bytes=math.inf if metered is None else metered.left_bytes,
             ahead_bytes=self._ahead_bytes(),
         )
 

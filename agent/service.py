@@ -13,6 +13,7 @@ from agent.compute import Compute
 from agent.health import Health
 from agent.intake import Intake
 from agent.journal import Journal, Outcome
+from agent.metering import Meter
 from agent.metrics import Metrics
 from agent.planner import Planner
 from agent.repository import UNLOADED, ModelState, Repository
@@ -38,6 +39,7 @@ class DaemonService:
         uplink: Uplink,
         compute: Compute,
         metrics: Metrics,
+        meter: Meter,
         health: Health,
         machine: Machine,
     ) -> None:
@@ -49,6 +51,7 @@ class DaemonService:
         self._uplink = uplink
         self._compute = compute
         self._metrics = metrics
+        self._meter = meter
         self._health = health
         self._machine = machine
         self._started_at_s = asyncio.get_running_loop().time()
@@ -189,6 +192,7 @@ class DaemonService:
                     for one in self._uplink.unreached
                 ],
             },
+            "metering": self._meter.snapshot(),
             "queue_ms": round(self._compute.queue_ms, 3),
             **self._journal.counts(),
             "emulation": {"slowdown": self._compute.slowdown},

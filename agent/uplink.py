@@ -35,7 +35,15 @@ from agent.planner import Planner
 from agent.served_model import ServedModel
 from split.codec.image import image_fingerprint
 from split.codec.payload import decode
-from split.errors import ChannelError, CompanionRefused, ConnectionLost, IsthmusError, RemoteProtocolError, TooLarge
+from split.errors import (
+    ChannelError,
+    CompanionRefused,
+    ConnectionLost,
+    IsthmusError,
+    Overloaded,
+    RemoteProtocolError,
+    TooLarge,
+)
 from split.tensor import Tensors
 from split.transport.channel import Buffer, Channel, Incoming
 from split.transport.retry import Backoff
@@ -221,7 +229,7 @@ class Uplink:
         `network_ms`, `cloud_ms`: what the link and the companion are expected to need, so that lateness is not all put
         down to the link, and nothing is sent again that would come too late. The payload must not change until
         `abandon`. Raises ConnectionLost at once when there is no companion, Overloaded when the channel's byte bound
-        is reached, CompanionRefused (TOO_LARGE) for a message that the companion does not take.
+        is reached or the metered bytes are used up, CompanionRefused (TOO_LARGE) for a message that the companion does not take.
         """
         loop = asyncio.get_running_loop()
         asked = Asked(reply=loop.create_future(), lost=loop.create_future())
@@ -244,6 +252,10 @@ class Uplink:
         if channel is None or self._leaving:
             raise ConnectionLost(f"no companion: {self.state}")
         ahead = self._ahead_bytes()
+        if why := self._planner.metered_why_not(
+            waiting.payload_bytes
+        ):  # others may have used up what was left when this was decided
+            raise Overloaded(why)
         try:
             channel.send(message, waiting.payload, priority=waiting.priority)
         except TooLarge as error:  # no mistake of the caller's: the device takes what the companion does not

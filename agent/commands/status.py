@@ -39,6 +39,8 @@ def _lines(status: Mapping[str, Any]) -> Iterator[str]:
     yield f"{'companion':<10} {_companion(status.get('companion') or {})}"
     for other in (status.get("companion") or {}).get("unreached") or ():
         yield f"{'':<10} {other['address']}: {other['code']}, {other['reason']}; next try not before {_next(other)}"
+    if metering := status.get("metering"):
+        yield f"{'metering':<10} {_metering(metering)}"
     counts = [f"{status.get('requests', 0)} answered", f"{status.get('fallbacks', 0)} fell back to the device"]
     if status.get("failures"):
         counts.append(f"{status['failures']} failed")
@@ -84,6 +86,18 @@ def _companion(companion: Mapping[str, Any]) -> str:
 def _next(other: Mapping[str, Any]) -> str:
     left_s = other.get("next_try_s") or 0.0
     return f"{left_s:.0f} s from now" if left_s >= 1.0 else "now"
+
+
+def _metering(metering: Mapping[str, Any]) -> str:
+    used_mb, cap_bytes = metering.get("used_bytes", 0) / 1e6, metering.get("cap_bytes")
+    of = f"of {cap_bytes / 1e6:.1f} MB" if cap_bytes else "MB, no cap"
+    text = f"{used_mb:.1f} {of} in {metering.get('month', '?')}"
+    interfaces: Mapping[str, int] = metering.get("interfaces") or {}
+    if interfaces:
+        text += f" ({', '.join(f'{name} {count / 1e6:.1f} MB' for name, count in sorted(interfaces.items()))})"
+    if metering.get("write_error"):
+        text += f"; the count cannot be written down: {metering['write_error']}"
+    return text
 
 
 def _note(model: Mapping[str, Any]) -> str:

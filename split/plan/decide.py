@@ -6,6 +6,7 @@ remembered here (the last choice comes in as `incumbent`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final, overload
 
@@ -13,13 +14,15 @@ import numpy as np
 
 from split.errors import InvalidRequest
 from split.ids import CutId
-from split.plan.observation import Flags, Observation
+from split.plan.observation import Flags, Floats, Observation
 from split.plan.plan import LOCAL, Decision, Placement, PlanEstimate, RequestFacts
 from split.plan.predict import QUANTILE_SIGMAS, Prediction, payload_bytes, predict, scale_of
 from split.plan.table import Column, PlanTable
 from split.profiles.contract import PRIVACY_ORDER
 
 RUNNERS_UP: Final = 5
+REQUEST_METADATA_BYTES: Final = 4096
+"""What a request's message has beside its payload: ids, the names of outputs, how to prepare a picture."""
 
 CLIMB_RATIO: Final = 0.03
 CLIMB_MS: Final = 0.2
@@ -91,7 +94,7 @@ def estimate_all(table: PlanTable, observation: Observation, facts: RequestFacts
 
 
 def _may_run(table: PlanTable, observation: Observation, facts: RequestFacts) -> Flags:
-    """Contract, privacy, companion, segment, size, form of the input; local always may."""
+    """Contract, privacy, companion, segment, size, metered bytes, form of the input; local always may."""
     remote = observation.remote
     if remote is None:
         return _only_local(len(table))
@@ -99,7 +102,16 @@ def _may_run(table: PlanTable, observation: Observation, facts: RequestFacts) ->
     mask &= table.costs[Column.UP] * scale_of(table, facts) <= remote.payload_bytes_max
     if not 0 < facts.encoded_bytes <= remote.payload_bytes_max or remote.encoded_why_not:
         mask &= table.sends_tensors
+    if remote.metered_left_bytes < math.inf:
+        mask &= _crossing_bytes(table, facts) <= remote.metered_left_bytes
     return mask
+
+
+def _crossing_bytes(table: PlanTable, facts: RequestFacts) -> Floats:
+    """What each plan moves over the link, request and reply with their metadata; 0 for local."""
+    payload = (table.costs[Column.UP] + table.costs[Column.DOWN]) * scale_of(table, facts)
+    encoded = table.costs[Column.ENCODED] * facts.encoded_bytes
+    return payload + encoded + 2 * REQUEST_METADATA_BYTES * table.costs[Column.REMOTE]
 
 
 def _level(facts: RequestFacts) -> int:
@@ -132,6 +144,10 @@ def _not_now(table: PlanTable, observation: Observation, facts: RequestFacts, ro
         return f"the companion has not opened this {part} yet"
     if (size := payload_bytes(table, facts, row)) > remote.payload_bytes_max:
         return f"its payload has {size:.0f} bytes, the companion takes at most {remote.payload_bytes_max:.0f}"
+    if (moved := float(_crossing_bytes(table, facts)[row])) > remote.metered_left_bytes:
+        return (
+            f"it would move {moved:.0f} bytes, of this month's metered bytes {remote.metered_left_bytes:.0f} are left"
+        )
     return remote.encoded_why_not if plan.codec == "encoded" else ""
 
 

@@ -46,6 +46,18 @@ class LinkEstimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Metered:
+    """What may still cross a link whose bytes are counted."""
+
+    left_bytes: float
+    """Payload bytes, both ways together."""
+    used_up: str = ""
+    """A sentence where nothing is left; "" otherwise."""
+    may_probe: bool = True
+    """Whether enough is left to spend some on looking at the link."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteView:
     """The companion as the device sees it at this moment, for one model."""
 
@@ -66,6 +78,8 @@ class RemoteView:
     """What other requests have still to send before this one's turn."""
     payload_bytes_max: float = math.inf
     """The largest payload that it takes."""
+    metered_left_bytes: float = math.inf
+    """What may still cross the link this month, both ways together."""
     encoded_why_not: str = ""
     """Why encoded inputs may not travel to this companion (pictures decode differently there); empty when they may."""
 

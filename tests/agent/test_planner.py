@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent.planner import Planner
 from split.errors import UnknownModel
 from split.graph.card import CutCard, ModelCard
 from split.ids import CutId, ModelDigest
+from split.plan.observation import Metered
 from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate, RequestFacts
 from split.plan.probing import PING_BYTES, PROBE_BYTES
 from split.profiles.contract import Contract, Data, Fidelity, InputContract
@@ -76,13 +80,13 @@ TENSOR = RequestFacts(budget_ms=10_000.0, input_bytes=49_152)
 PICTURE = RequestFacts(budget_ms=10_000.0, encoded_bytes=5_000)
 
 
-def knowing_planner(**options: float) -> Planner:
-    planner = Planner(**options)  # type: ignore[arg-type]  # slowdown and probe budget, both numbers
+def knowing_planner(**options: Any) -> Planner:
+    planner = Planner(**options)
     planner.add_model("m", CARD, PROFILE, CONTRACT)
     return planner
 
 
-def connected_planner(**options: float) -> Planner:
+def connected_planner(**options: Any) -> Planner:
     """A companion ten times as fast behind a LAN of 1 ms and 100 Mbit/s."""
     planner = knowing_planner(**options)
     planner.connected(max_message_bytes=1 << 28)
@@ -345,6 +349,55 @@ def test_a_payload_over_what_the_companion_takes_does_not_travel_and_the_decisio
     assert choose(planner, PICTURE).chosen.plan == ENCODED
     large = RequestFacts(budget_ms=10_000.0, encoded_bytes=50_000)
     assert choose(planner, large).chosen.plan == LOCAL
+
+
+def metered_planner(used_bytes: list[int], cap_bytes: int) -> Planner:
+    def left() -> Metered:
+        left_bytes = max(cap_bytes - used_bytes[0], 0)
+        used_up = "" if left_bytes else "metered bytes used up: 1.0 of 1.0 GB this month"
+        return Metered(left_bytes=left_bytes, used_up=used_up, may_probe=left_bytes > cap_bytes / 20)
+
+    return connected_planner(metered=left)
+
+
+@given(
+    used=st.integers(0, 2_000_000),
+    mode=st.sampled_from([None, Placement.SPLIT, Placement.OFFLOAD]),
+    picture=st.sampled_from([0, 900, 5_000, 200_000]),
+    budget_ms=st.sampled_from([5.0, 80.0, 10_000.0]),
+)
+def test_a_plan_that_would_exceed_the_metered_bytes_is_never_chosen(
+    used: int, mode: Placement | None, picture: int, budget_ms: float
+) -> None:
+    planner = metered_planner([used], 1_000_000)
+    facts = RequestFacts(budget_ms=budget_ms, input_bytes=0 if picture else 49_152, encoded_bytes=picture, mode=mode)
+    chosen = choose(planner, facts).chosen
+    if chosen.plan != LOCAL:
+        assert used + chosen.bytes + PROFILE.output_bytes <= 1_000_000
+    if used >= 1_000_000:
+        assert chosen.plan == LOCAL
+        assert planner.probe_wanted(100.0) == 0
+
+
+def test_used_up_and_nearly_used_up_metered_bytes_are_named_as_the_reason() -> None:
+    used = [0]
+    planner = metered_planner(used, 1_000_000)
+    assert choose(planner).chosen.plan != LOCAL
+    used[0] = 1_000_000
+    decision = choose(planner)
+    assert "metered bytes used up: 1.0 of 1.0 GB this month" in decision.reason
+    assert planner.local_only_reason("m") == "metered bytes used up: 1.0 of 1.0 GB this month"
+    forced = choose(planner, dataclasses.replace(TENSOR, mode=Placement.OFFLOAD))
+    assert "metered bytes used up" in forced.reason
+    used[0] = 980_000
+    nearly = choose(planner, dataclasses.replace(TENSOR, mode=Placement.OFFLOAD))
+    assert nearly.chosen.plan == LOCAL
+    assert "of this month's metered bytes 20000 are left" in nearly.reason
+    assert planner.probe_wanted(100.0) == 0
+    assert "are left" in planner.metered_why_not(50_000)
+    assert planner.metered_why_not(10_000) == ""
+    used[0] = 0
+    assert choose(planner).chosen.plan != LOCAL
 
 
 def test_a_model_that_is_not_ready_and_a_cut_that_is_not_open_say_why() -> None:
