@@ -19,6 +19,7 @@ from pathlib import Path
 from cloud.companion import Companion
 from cloud.executor import Done, Work
 from cloud.segments import PreparedModel
+from cloud.uploads import Wanted
 from split.codec.golden import golden_inputs, sample
 from split.codec.payload import decode, encode
 from split.errors import CompanionRefused, InvalidRequest, IsthmusError, Overloaded
@@ -140,13 +141,15 @@ class Openings:
             if len(self._offered) >= MAX_MODELS and digest not in self._offered:
                 raise Overloaded(f"this session uses {MAX_MODELS} models already; a new connection starts afresh")
             self._drop(digest)
-            missing = await asyncio.to_thread(store.offer, digest, self._device, offer.files)
+            wanted = await asyncio.to_thread(store.offer, digest, self._device, offer.files, offer.chunks)
         except Exception as error:
             self._refuse(refusal_of(error), digest=digest)
             return
         self._refused.discard(digest)
         self._offered[digest] = _Offered(offer=offer)
-        self._send(ModelNeed(digest=digest, missing=tuple((offer.files[index][0], at) for index, at in missing)))
+        wanted = wanted or Wanted()
+        missing = tuple((offer.files[index][0], at) for index, at in wanted.missing)
+        self._send(ModelNeed(digest=digest, missing=missing, lengths=wanted.lengths))
         if not missing:
             self._begin_preparing(self._offered[digest])
 

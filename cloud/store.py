@@ -3,16 +3,17 @@ loop) and thread-safe; it knows files and bytes, not ONNX.
 
     <folder>/<64 hex>/files/…             a whole model, every file's SHA-256 checked
     <folder>/<64 hex>/manifest.json       the files it consists of
-    <folder>/<64 hex>/incoming/<device>/… a model on its way from that device: it goes on there, after any interruption
+    <folder>/<64 hex>/chunks              and the pieces, which other models may have too
+    <folder>/<64 hex>/incoming/<device>/… a model on its way from that device (`uploads.py`): it goes on there, after
+                                          any interruption
 
 Invariants: `files/` appears by one rename, after every hash was right; what one device sends never touches what another
-sends (a broken one harms only itself). Who is first with all of it has brought it for everybody.
+sends (a broken one harms only itself). Who is first with all of it has brought it for everybody. Chunks are shared on
+the link, not on the disk: a runtime wants each model's files whole.
 """
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import logging
 import re
 import shutil
@@ -20,28 +21,25 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from cloud.uploads import RESERVED_S, Files, Source, Upload, Wanted
 from split.errors import CompanionRefused, InvalidRequest, UnknownModel
 from split.graph.card import digest_of_files, file_is
+from split.graph.chunks import read_chunks
 from split.ids import ModelDigest
 from split.transport.channel import Buffer
 
 log = logging.getLogger(__name__)
 
-Files = tuple[tuple[str, int, str], ...]
-"""(plain name, bytes, sha256 hex), the model file first: as a device offers it."""
-
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _PLAIN_NAME = re.compile(r"[^/\\\x00-\x1f.][^/\\\x00-\x1f]{0,199}")
 """No path, no control character, no leading dot; 200 bytes and more are left of a file system's 255 for suffixes."""
-RESERVED_S = 60.0
-"""How long room is kept for a model of which nothing comes: longer than a link is usually gone. Then others may have
-it; the bytes that came count on, and where room is left the upload goes on."""
+STEP_BYTES = 16 << 20
+"""Room is made as bytes come, this much at a time: an offer alone removes no model."""
 MAX_FILES = 256
 """Files of one model: exporters write one external file per model or one per tensor group; more is no model of ours."""
 
@@ -69,15 +67,6 @@ def check_files(digest: str, files: Files) -> None:
         raise CompanionRefused("DIGEST_MISMATCH", f"the files offered as {digest} are {found}; offer them as that")
 
 
-@dataclass(slots=True)
-class _Upload:
-    files: Files
-    place: Path
-    moved_at_s: float
-    """When bytes came last."""
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
 class ModelStore:
     """Holds models up to `budget_bytes`; a model that some session uses (`offer` … `release`) is never removed.
 
@@ -94,7 +83,7 @@ class ModelStore:
         """For the two tables below: never held while a file is touched, since `release` is called on the event loop."""
         self._users: Counter[tuple[str, str]] = Counter()
         """(Model, device) → sessions that use it: for a moment a device may have its old session and its new one."""
-        self._uploads: dict[tuple[str, str], _Upload] = {}
+        self._uploads: dict[tuple[str, str], Upload] = {}
         """(Model, device) → what is on its way; by the model's hex digits, here and above."""
         self._silent_since_s: dict[str, float] = {}
         """Device → its first offer since it sent anything: offering again and again reserves nothing anew."""
@@ -115,6 +104,7 @@ class ModelStore:
         log.warning("the stored model %s is damaged and removed; devices send it again", base.name)
         shutil.rmtree(base / "files", ignore_errors=True)
         (base / "manifest.json").unlink(missing_ok=True)
+        (base / "chunks").unlink(missing_ok=True)
         return False
 
     def held(self) -> tuple[ModelDigest, ...]:
@@ -129,9 +119,11 @@ class ModelStore:
             raise UnknownModel(f"model {digest} is not held here; offer it and send its files")
         return base / "files" / files[0][0]
 
-    def offer(self, digest: str, device: str, files: Files) -> tuple[tuple[int, int], ...]:
-        """Take a device's offer: reserve room and say what to send, as (index in `files`, offset); empty when all is
-        here (then `finish`).
+    def offer(self, digest: str, device: str, files: Files, chunks: bytes = b"") -> Wanted | None:
+        """Take a device's offer: reserve room and say what to send; None when all is here (`path`).
+
+        `chunks`: the pieces that the files are made of, as in `model-offer`; without, whole files are asked for, or
+        what an earlier offer with chunks has left to send. Nothing wanted: `finish` it.
 
         The caller owes one `release(digest, device)` for each offer taken. Refused with BUDGET_EXCEEDED when it does
         not fit beside the models in use, DISK_FULL when the disk has less room than that, DIGEST_MISMATCH when the
@@ -149,19 +141,24 @@ class ModelStore:
                 base.touch()  # its time says when it was last used
                 with self._books:
                     self._users[base.name, device] += 1
-                return ()
+                return None
             upload = self._uploads.get((base.name, device))
             if upload is None or upload.files != files:
                 since_s = self._silent_since_s.setdefault(device, self._now_s())
-                upload = _Upload(files, base / "incoming" / device, moved_at_s=since_s)
-            self._make_room(base, device, files)
+                upload = Upload(files, base / "incoming" / device, moved_at_s=since_s)
+            self._require_room(base, device, files)
             upload.place.mkdir(parents=True, exist_ok=True)
-            _keep_only(upload)
             base.touch()
             with self._books:
                 self._uploads[base.name, device] = upload
                 self._users[base.name, device] += 1
-            return _missing(upload)
+        try:
+            with upload.lock:
+                upload.chunks = chunks
+                return upload.take_up(self._known_chunks)
+        except BaseException:
+            self.release(digest, device)
+            raise
 
     def release(self, digest: str, device: str) -> None:
         """One session less uses this model; what came of it so far stays for a later offer."""
@@ -176,7 +173,7 @@ class ModelStore:
         """Add `data` at `offset` of the file with this index in the offer; True when all bytes are here (`finish` it).
 
         What is held already is skipped. InvalidRequest for a model that was not offered, a gap, or bytes over the
-        offered size; refused with DISK_FULL when it is, with BUDGET_EXCEEDED when nothing came for `RESERVED_S` and
+        offered size; refused with DISK_FULL when it is, with BUDGET_EXCEEDED when too little came for `RESERVED_S` and
         others have taken the room since.
         """
         base = self._folder / digest_hex(digest)
@@ -185,15 +182,15 @@ class ModelStore:
             return True
         if upload is None:
             raise InvalidRequest(f"model {digest} was not offered; offer it before sending its files")
+        view = memoryview(data)
         with upload.lock:
             # Another device may be first at any moment: then the place of this upload is gone, and the model is whole.
             try:
-                if not self._is_reserved(upload):
-                    with self._disk:
-                        self._make_room(base, device, upload.files)
-                whole = _append(upload, index, offset, memoryview(data)) or _is_whole(base)
-                upload.moved_at_s = self._now_s()
-                self._silent_since_s.pop(device, None)
+                self._grant(base, device, upload, view.nbytes)
+                before = upload.missing_bytes
+                whole = upload.append(index, offset, view) or _is_whole(base)
+                if upload.moved(before - upload.missing_bytes, self._now_s()):
+                    self._silent_since_s.pop(device, None)
                 return whole
             except (FileNotFoundError, InvalidRequest):
                 if _is_whole(base):
@@ -203,7 +200,8 @@ class ModelStore:
     def finish(self, digest: str, device: str) -> bool:
         """Check the hashes and put the model in its place; False when bytes are missing still.
 
-        Refused with DIGEST_MISMATCH when a file's hash is wrong: what this device sent is removed. Reads every byte.
+        Refused with DIGEST_MISMATCH when a file's hash is wrong: what this device sent is removed. Refused with
+        MODEL_UNAVAILABLE when a part that another model had is gone meanwhile. Reads every byte.
         """
         base = self._folder / digest_hex(digest)
         upload = self._uploads.get((base.name, device))
@@ -211,12 +209,16 @@ class ModelStore:
             return _is_whole(base)
         with upload.lock:
             try:
-                if _missing(upload):
+                if upload.missing_bytes:
                     return _is_whole(base)
-                _check_hashes(upload)
+                if upload.shared_bytes:
+                    with self._disk:
+                        self._require_room(base, device, upload.files, now_bytes=upload.shared_bytes)
+                upload.assemble()
                 with self._disk:
                     if not _is_whole(base):
-                        _write_manifest(base, upload.files)
+                        _write_whole(base / "chunks", upload.chunks)
+                        _write_whole(base / "manifest.json", msgspec.json.encode(upload.files))
                         upload.place.rename(base / "files")
                         self._sound.add(base.name)
                     shutil.rmtree(base / "incoming", ignore_errors=True)
@@ -233,17 +235,43 @@ class ModelStore:
         """Bytes on disk, whole and incoming."""
         return sum(_bytes_below(path) for path in self._folder.iterdir())
 
-    def _is_reserved(self, upload: _Upload) -> bool:
+    def _known_chunks(self) -> Mapping[bytes, Source]:
+        """Where the chunks of the models held lie, by hash; looked at before they are used."""
+        known: dict[bytes, Source] = {}
+        for place in self._folder.glob("*/files"):
+            files = _read_manifest(place.parent)
+            if files is None:
+                continue
+            try:
+                chunks = read_chunks((place.parent / "chunks").read_bytes(), [size for _, size, _ in files])
+            except (FileNotFoundError, InvalidRequest):  # it came as whole files, or is damaged: nothing to share
+                continue
+            known.update((chunk.sha256, Source(place / files[chunk.file][0], chunk.offset)) for chunk in chunks)
+        return known
+
+    def _is_reserved(self, upload: Upload) -> bool:
         return self._now_s() - upload.moved_at_s <= RESERVED_S
 
-    def _make_room(self, base: Path, device: str, files: Files) -> None:
-        """Remove what nobody uses, oldest first, until `files` fit; refuse before anything is removed in vain."""
+    def _grant(self, base: Path, device: str, upload: Upload, count: int) -> None:
+        """See to it that `count` bytes more of this upload have room."""
+        if self._is_reserved(upload) and count <= upload.granted_bytes:
+            return
+        step = max(min(upload.missing_bytes, STEP_BYTES), count)
+        with self._disk:
+            self._require_room(base, device, upload.files, now_bytes=step)
+        upload.granted_bytes = step
+
+    def _require_room(self, base: Path, device: str, files: Files, *, now_bytes: int = 0) -> None:
+        """Refuse what does not fit beside what is in use. Then remove what nobody uses, oldest first, until `now_bytes`
+        more have room; never before they come."""
         with self._books:
             used = {name for name, _ in self._users}
             uploads = {user: upload for user, upload in self._uploads.items() if self._is_reserved(upload)}
+            used |= {path.parent.parent.name for upload in uploads.values() for path in upload.sources}
         wanted = sum(size for _, size, _ in files)
         here = _bytes_below(base / "incoming" / device)
-        claims = {path: _claimed_bytes(path, uploads) for path in self._folder.iterdir() if path != base}
+        others = [path for path in self._folder.iterdir() if path != base]
+        claims = {path: _claimed_bytes(path, uploads) for path in others}
         in_use = _claimed_bytes(base, uploads, without=device)
         in_use += sum(size for path, size in claims.items() if path.name in used)
         if in_use + wanted > self._budget_bytes:
@@ -253,57 +281,26 @@ class ModelStore:
                 f"models_bytes of {self._budget_bytes}",
             )
         idle = sorted((path for path in claims if path.name not in used), key=lambda path: path.stat().st_mtime)
-        free = shutil.disk_usage(self._folder).free + here
-        if free + sum(claims[path] for path in idle) < wanted:
-            raise CompanionRefused("DISK_FULL", f"the model has {wanted} bytes, the companion's disk only {free} left")
-        total = in_use + wanted + sum(claims[path] for path in idle)
-        for path in idle:
-            if total <= self._budget_bytes and free >= wanted:
+        free = shutil.disk_usage(self._folder).free
+        if free + here + sum(claims[path] for path in idle) < wanted:
+            raise CompanionRefused(
+                "DISK_FULL", f"the model has {wanted} bytes, the companion's disk only {free + here} left"
+            )
+        total = in_use + here + now_bytes + sum(claims[path] for path in idle)
+        for path in idle if now_bytes else ():
+            if total <= self._budget_bytes and free >= now_bytes:
                 break
             shutil.rmtree(path, ignore_errors=True)
             total -= claims[path]
             free += claims[path]
 
 
-def _claimed_bytes(base: Path, uploads: Mapping[tuple[str, str], _Upload], *, without: str = "") -> int:
+def _claimed_bytes(base: Path, uploads: Mapping[tuple[str, str], Upload], *, without: str = "") -> int:
     """What a model takes or will take: what is being sent (`uploads`) counts in full, the rest as it lies there."""
     sent = {device: upload for (name, device), upload in uploads.items() if name == base.name}
-    promised = sum(sum(size for _, size, _ in upload.files) for device, upload in sent.items() if device != without)
+    promised = sum(upload.total_bytes for device, upload in sent.items() if device != without)
     partial = (place for place in (base / "incoming").glob("*") if place.name not in sent and place.name != without)
     return promised + _bytes_below(base / "files") + sum(_bytes_below(place) for place in partial)
-
-
-def _append(upload: _Upload, index: int, offset: int, data: memoryview) -> bool:
-    file, size, _ = upload.files[index]
-    target = upload.place / file
-    held = _size(target)
-    if offset > held or offset < 0:
-        raise InvalidRequest(f"{file!r} is held up to byte {held}, a chunk at {offset} would leave a gap")
-    if offset + len(data) > size:
-        raise InvalidRequest(f"{file!r} was offered with {size} bytes, a chunk reaches byte {offset + len(data)}")
-    try:
-        with target.open("ab") as out:
-            out.write(data[held - offset :])
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise CompanionRefused("DISK_FULL", f"the companion's disk is full at byte {held} of {file!r}") from error
-    return not _missing(upload)
-
-
-def _check_hashes(upload: _Upload) -> None:
-    for name, size, sha256 in upload.files:
-        target = upload.place / name
-        if size == 0:
-            target.touch()
-        with target.open("rb") as source:
-            found = hashlib.file_digest(source, "sha256").hexdigest()
-        if found != sha256:
-            shutil.rmtree(upload.place, ignore_errors=True)
-            raise CompanionRefused(
-                "DIGEST_MISMATCH",
-                f"{name!r} has SHA-256 {found}, offered was {sha256}; what came was removed, offer the model again",
-            )
 
 
 def _same_files(known: Files, files: Files) -> bool:
@@ -311,26 +308,8 @@ def _same_files(known: Files, files: Files) -> bool:
     return known[0][1:] == files[0][1:] and known[1:] == files[1:]
 
 
-def _missing(upload: _Upload) -> tuple[tuple[int, int], ...]:
-    """What must still come of each file, by index and offset."""
-    held = ((index, _size(upload.place / name), size) for index, (name, size, _) in enumerate(upload.files))
-    return tuple((index, have) for index, have, size in held if have < size)
-
-
-def _keep_only(upload: _Upload) -> None:
-    """Remove what an earlier offer left under other names or with more bytes."""
-    sizes = {name: size for name, size, _ in upload.files}
-    for path in upload.place.iterdir():
-        if path.stat().st_size > sizes.get(path.name, -1):
-            path.unlink()
-
-
 def _is_whole(base: Path) -> bool:
     return (base / "files").is_dir()
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def _bytes_below(folder: Path) -> int:
@@ -347,7 +326,7 @@ def _read_manifest(base: Path) -> Files | None:
     return files
 
 
-def _write_manifest(base: Path, files: Files) -> None:
-    fresh = base / "manifest.json.new"
-    fresh.write_bytes(msgspec.json.encode(files))
-    fresh.replace(base / "manifest.json")
+def _write_whole(path: Path, data: bytes) -> None:
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.write_bytes(data)
+    fresh.replace(path)

@@ -269,8 +269,12 @@ async def test_a_model_that_nobody_uses_makes_room(make_house, chain):
     await device.channel.close("done")
     await device.task
     sha = "1" * 64
-    answer = await house.connect("camera-2").ask(ModelOffer(digest=f"sha256:{sha}", files=(("big.onnx", 600, sha),)))
+    other = house.connect("camera-2")
+    answer = await other.ask(ModelOffer(digest=f"sha256:{sha}", files=(("big.onnx", 600, sha),)))
     assert answer == ModelNeed(digest=f"sha256:{sha}", missing=(("big.onnx", 0),))
+    assert house.companion.store.held() == (chain.digest,)  # an offer alone drives out nothing
+    other.channel.send(ModelChunk(digest=f"sha256:{sha}", file="big.onnx", offset=0), [bytes(100)])
+    assert isinstance(await other.ask(ModelOffer(digest=f"sha256:{sha}", files=(("big.onnx", 600, sha),))), ModelNeed)
     assert house.companion.store.held() == ()
 
 

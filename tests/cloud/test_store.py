@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from cloud.store import ModelStore
+from cloud.uploads import Wanted
 from split.errors import CompanionRefused, InvalidRequest, UnknownModel
 
 MAIN, DATA = b"the model file" * 10, b"its weights" * 20
@@ -32,7 +33,7 @@ def store(tmp_path):
 
 
 def test_a_model_of_two_files_is_whole_when_both_are_checked(store):
-    assert store.offer(DIGEST, "cam", files()) == ((0, 0), (1, 0))
+    assert store.offer(DIGEST, "cam", files()).missing == ((0, 0), (1, 0))
     assert not store.write(DIGEST, "cam", 0, 0, MAIN)
     assert not store.finish(DIGEST, "cam")
     assert not store.write(DIGEST, "cam", 1, 0, DATA[:50])
@@ -47,7 +48,7 @@ def test_a_model_of_two_files_is_whole_when_both_are_checked(store):
 
 def test_who_is_first_has_brought_it_for_all_whatever_they_call_the_file(store):
     for device, name in (("one", "net.onnx"), ("two", "model.onnx")):
-        assert store.offer(DIGEST, device, files(name)) == ((0, 0), (1, 0))
+        assert store.offer(DIGEST, device, files(name)).missing == ((0, 0), (1, 0))
         store.write(DIGEST, device, 0, 0, MAIN[:20])
     store.write(DIGEST, "two", 0, 20, MAIN[20:])
     assert store.write(DIGEST, "two", 1, 0, DATA)
@@ -55,14 +56,14 @@ def test_who_is_first_has_brought_it_for_all_whatever_they_call_the_file(store):
     assert store.path(DIGEST).name == "model.onnx"
     assert store.write(DIGEST, "one", 0, 20, MAIN[20:])
     assert store.finish(DIGEST, "one")
-    assert store.offer(DIGEST, "three", files("third.onnx")) == ()
+    assert store.offer(DIGEST, "three", files("third.onnx")) is None
     assert store.used_bytes() < 2 * (len(MAIN) + len(DATA))
 
 
 def test_what_a_broken_device_sends_does_not_touch_what_another_sends(store):
     store.offer(DIGEST, "broken", files())
     store.write(DIGEST, "broken", 0, 0, bytes(50))
-    assert store.offer(DIGEST, "good", files()) == ((0, 0), (1, 0))
+    assert store.offer(DIGEST, "good", files()).missing == ((0, 0), (1, 0))
     store.write(DIGEST, "good", 0, 0, MAIN)
     store.write(DIGEST, "good", 1, 0, DATA)
     assert store.finish(DIGEST, "good")
@@ -73,7 +74,7 @@ def test_an_offer_with_another_name_or_size_starts_that_file_afresh(store):
     store.offer(DIGEST, "cam", files("net.onnx"))
     store.write(DIGEST, "cam", 0, 0, MAIN[:20])
     store.write(DIGEST, "cam", 1, 0, DATA[:30])
-    assert store.offer(DIGEST, "cam", files("other.onnx")) == ((0, 0), (1, 30))
+    assert store.offer(DIGEST, "cam", files("other.onnx")).missing == ((0, 0), (1, 30))
     store.write(DIGEST, "cam", 0, 0, MAIN)
     store.write(DIGEST, "cam", 1, 30, DATA[30:])
     assert store.finish(DIGEST, "cam")
@@ -86,7 +87,7 @@ def test_what_was_begun_survives_a_restart_and_is_checked_then(store, tmp_path):
     store.write(DIGEST, "cam", 1, 0, DATA)  # all is there, and the process dies before it is checked
     again = ModelStore(tmp_path / "models", budget_bytes=10_000)
     assert again.held() == ()
-    assert again.offer(DIGEST, "cam", files()) == ()
+    assert again.offer(DIGEST, "cam", files()) == Wanted()
     assert again.finish(DIGEST, "cam")
     assert again.held() == (DIGEST,)
 
@@ -94,7 +95,7 @@ def test_what_was_begun_survives_a_restart_and_is_checked_then(store, tmp_path):
 def test_an_old_session_that_ends_does_not_disturb_the_new_one_of_the_same_device(store):
     store.offer(DIGEST, "cam", files())
     store.write(DIGEST, "cam", 0, 0, MAIN)
-    assert store.offer(DIGEST, "cam", files()) == ((1, 0),)
+    assert store.offer(DIGEST, "cam", files()).missing == ((1, 0),)
     store.release(DIGEST, "cam")
     assert store.write(DIGEST, "cam", 1, 0, DATA)
     assert store.finish(DIGEST, "cam")
@@ -181,9 +182,15 @@ def test_the_model_unused_for_longest_makes_room_first(store, tmp_path):
         store.release(digest, "cam")
         folder = tmp_path / "models" / digest.removeprefix("sha256:")
         os.utime(folder, (1_000_000 + age, 1_000_000 + age))
-    store.offer(*offer_alone(5_500))
-    left = {f"sha256:{folder.name}" for folder in (tmp_path / "models").iterdir()}
-    assert left == {models[1][0], models[2][0], offer_alone(5_500)[0]}
+    digest, device, offered = offer_alone(5_500)
+    store.offer(digest, device, offered)
+
+    def left() -> set[str]:
+        return {f"sha256:{folder.name}" for folder in (tmp_path / "models").iterdir()}
+
+    assert left() == {*(model[0] for model in models), digest}  # an offer alone drives out nothing
+    store.write(digest, device, 0, 0, b"1")
+    assert left() == {models[1][0], models[2][0], digest}
 
 
 @pytest.mark.parametrize(
@@ -231,7 +238,7 @@ def test_a_session_that_ends_does_not_wait_for_a_model_that_is_being_hashed(stor
 def test_what_just_came_whole_is_not_hashed_again(store, monkeypatch):
     bring(store)
     monkeypatch.setattr("cloud.store.file_is", lambda *_: pytest.fail("hashed again"))
-    assert store.offer(DIGEST, "other", files()) == ()
+    assert store.offer(DIGEST, "other", files()) is None
 
 
 SECRET = json.dumps([["../../secret", 6, sha256(b"secret")]])
@@ -245,4 +252,4 @@ def test_a_manifest_of_another_model_is_damage_and_its_names_are_not_looked_at(s
     with pytest.raises(UnknownModel):
         store.path(DIGEST)
     again = ModelStore(tmp_path / "models", budget_bytes=10_000)
-    assert again.offer(DIGEST, "cam", files()) == ((0, 0), (1, 0))
+    assert again.offer(DIGEST, "cam", files()).missing == ((0, 0), (1, 0))
