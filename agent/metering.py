@@ -24,6 +24,7 @@ from typing import Any, Final, Protocol
 import msgspec
 import psutil
 
+from agent.interfaces import source_towards
 from split.errors import ConnectionLost
 from split.plan.observation import Metered
 
@@ -259,12 +260,10 @@ def interface_towards(host: str, port: int) -> str:
     """The network interface that packets to this place would leave by; "" when that cannot be said. Blocking, where
     `host` is a name; sends nothing to the place itself."""
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(place)  # of a datagram socket: the route is chosen, nothing is sent
-            return interface_of(probe.getsockname()[0])
+        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
     except OSError:
         return ""
+    return interface_of(source_towards(str(address)) or "")
 
 
 def _size(used_bytes: int, cap_bytes: int) -> str:

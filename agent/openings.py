@@ -17,6 +17,8 @@ from pathlib import Path
 from random import random
 from typing import Final
 
+import msgspec
+
 from agent.golden import Golden
 from agent.planner import Planner
 from agent.served_model import ServedModel
@@ -25,11 +27,13 @@ from split.codec.image import image_fingerprint
 from split.codec.payload import decode
 from split.errors import CompanionRefused, ConnectionLost, InvalidModel, IsthmusError, RemoteProtocolError
 from split.graph.card import CutCard
+from split.graph.chunks import list_chunks
 from split.ids import OFFLOAD_CUT
 from split.runtime.kernels import kernel_answers, kernels_differ
 from split.tensor import Tensors
 from split.transport.channel import Channel
 from split.transport.retry import Backoff
+from split.wire.limits import MAX_METADATA_BYTES
 from split.wire.messages import (
     Message,
     ModelChunk,
@@ -46,15 +50,20 @@ log = logging.getLogger(__name__)
 
 CHUNK_BYTES: Final = 256 * 1024
 """Model chunks: small enough that a request never waits long behind one."""
+OFFER_BYTES: Final = 96 * 1024
+"""What an offer has beside golden inputs and chunks, at most: names and digests of 256 files."""
 CHUNK_METADATA_BYTES: Final = 4096
 """What a chunk's message has beside its bytes, at most."""
-BULK_WINDOW_BYTES: Final = 1024 * 1024
-"""Model bytes queued ahead of the socket; more would only delay requests."""
+BULK_WINDOW_BYTES: Final = CHUNK_BYTES
+"""Bytes queued ahead of the link below which the next model chunk is queued: enough to keep it busy, and what a request
+brings goes before."""
 ANSWER_TIMEOUT_S: Final = 120.0
 """For one answer while a model or a cut is being opened (the companion cuts it first)."""
 RETRY_FIRST_S: Final = 1.0
 RETRY_CAP_S: Final = 30.0
 """A companion that is short of disk or memory is asked now and then, not pressed."""
+METERED_LOOK_S: Final = 10.0
+"""A model that waits for metered bytes looks so often whether there are some: a month begins."""
 GOLDEN_BYTES_MAX: Final = 1 << 26
 LASTING: Final = frozenset(
     {
@@ -195,8 +204,13 @@ class Openings:
         async with self._turn(model.digest):
             with self._expecting((model.digest, "")) as answers:
                 self._channel.send(offer)
-                while isinstance(answer := await _next(answers), ModelNeed):
+                answer = await _next(answers)
+                if isinstance(answer, ModelNeed) and answer.missing and not answer.lengths:
+                    self._channel.send(await self._with_chunks(offer, model))  # other models may have them in common
+                    answer = await _next(answers)
+                while isinstance(answer, ModelNeed):
                     await self._send_files(model, answer, answers)
+                    answer = await _next(answers)
         if not isinstance(answer, ModelReady):
             raise RemoteProtocolError(f"the companion answered an offer with {type(answer).__name__}")
         if not are_times(answer.whole_ms, answer.image_ms):
@@ -208,25 +222,45 @@ class Openings:
         self._on_open(model.digest, OFFLOAD_CUT)
 
     async def _send_files(self, model: ServedModel, need: ModelNeed, answers: asyncio.Queue[Message]) -> None:
-        """What the companion lacks; what it says meanwhile (refused, or another device was first) ends it."""
-        folder = Path(model.card.path).parent
+        """What the companion lacks; what it says meanwhile (refused, or another device was first) ends it. Waits where
+        the month has not enough metered bytes left for the rest."""
         sizes = {name: size for name, size, _ in model.card.files}
+        lengths = need.lengths or tuple(sizes.get(name, 0) - start for name, start in need.missing)
+        if len(lengths) != len(need.missing):
+            raise RemoteProtocolError(f"the companion wants {len(need.missing)} parts and gives {len(lengths)} lengths")
+        folder, left_bytes = Path(model.card.path).parent, sum(lengths)
         piece_bytes = min(CHUNK_BYTES, self._channel.peer_hello.max_message_bytes - CHUNK_METADATA_BYTES)
-        for name, start in need.missing:
+        for (name, start), length in zip(need.missing, lengths, strict=True):
             if name not in sizes:
                 raise RemoteProtocolError(f"the companion wants file {name!r}, which was not offered")
-            with (folder / name).open("rb") as file:
-                file.seek(start)
-                offset, last = start, False
-                while not last and answers.empty():
-                    data = await asyncio.to_thread(file.read, piece_bytes)
-                    if not data and offset < sizes[name]:
-                        raise InvalidModel(f"{folder / name} became shorter since it was loaded; load the model again")
-                    last = offset + len(data) >= sizes[name]
-                    chunk = ModelChunk(digest=model.digest, file=name, offset=offset, last=last)
-                    await self._channel.drain(BULK_WINDOW_BYTES)
-                    self._channel.send(chunk, [data], priority=Priority.BULK)
-                    offset += len(data)
+            if start < 0 or length < 0 or start + length > sizes[name]:
+                raise RemoteProtocolError(f"the companion wants {length} bytes of {name!r} from {start}, over its end")
+            for offset in range(start, start + length, piece_bytes):
+                await self._bytes_left(model, left_bytes, answers)
+                await self._channel.drain(BULK_WINDOW_BYTES)
+                if not answers.empty():
+                    return
+                wanted = min(piece_bytes, start + length - offset)
+                data = await asyncio.to_thread(_piece, folder / name, offset, wanted)
+                last = offset + wanted == sizes[name]
+                chunk = ModelChunk(digest=model.digest, file=name, offset=offset, last=last)
+                self._channel.send(chunk, [data], priority=Priority.BULK)
+                left_bytes -= wanted
+
+    async def _with_chunks(self, offer: ModelOffer, model: ServedModel) -> ModelOffer:
+        """The offer, saying which chunks its files are made of, where one message has room for that."""
+        folder = Path(model.card.path).parent
+        names, sizes, _ = zip(*model.card.files, strict=True)
+        chunks = await asyncio.to_thread(list_chunks, [folder / name for name in names], sizes)
+        room = min(MAX_METADATA_BYTES, self._channel.peer_hello.max_message_bytes) - OFFER_BYTES
+        fits = len(offer.golden) + len(chunks) <= room
+        return msgspec.structs.replace(offer, chunks=chunks) if fits else offer
+
+    async def _bytes_left(self, model: ServedModel, count: int, answers: asyncio.Queue[Message]) -> None:
+        """Wait until so many bytes may cross the link this month; an answer of the companion ends the wait."""
+        while (why := self._planner.metered_why_not(count)) and answers.empty():
+            self._planner.companion_not_ready(model.name, f"the model is not there yet and waits: {why}")
+            await asyncio.sleep(METERED_LOOK_S)
 
     async def _open(self, model: ServedModel, cut: CutCard) -> None:
         async with self._turn(model.digest):
@@ -253,6 +287,15 @@ class Openings:
             yield queue
         finally:
             del self._answers[key]
+
+
+def _piece(path: Path, offset: int, size: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(offset)
+        data = file.read(size)
+    if len(data) < size:
+        raise InvalidModel(f"{path} became shorter since it was loaded; load the model again")
+    return data
 
 
 def _difference(model: ServedModel, theirs: Tensors, ours: Tensors) -> str | None:

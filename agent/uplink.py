@@ -229,7 +229,8 @@ class Uplink:
         `network_ms`, `cloud_ms`: what the link and the companion are expected to need, so that lateness is not all put
         down to the link, and nothing is sent again that would come too late. The payload must not change until
         `abandon`. Raises ConnectionLost at once when there is no companion, Overloaded when the channel's byte bound
-        is reached or the metered bytes are used up, CompanionRefused (TOO_LARGE) for a message that the companion does not take.
+        is reached or the metered bytes are used up, CompanionRefused (TOO_LARGE) for a message that the companion does
+        not take.
         """
         loop = asyncio.get_running_loop()
         asked = Asked(reply=loop.create_future(), lost=loop.create_future())

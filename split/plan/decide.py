@@ -109,9 +109,11 @@ def _may_run(table: PlanTable, observation: Observation, facts: RequestFacts) ->
 
 def _crossing_bytes(table: PlanTable, facts: RequestFacts) -> Floats:
     """What each plan moves over the link, request and reply with their metadata; 0 for local."""
-    payload = (table.costs[Column.UP] + table.costs[Column.DOWN]) * scale_of(table, facts)
-    encoded = table.costs[Column.ENCODED] * facts.encoded_bytes
-    return payload + encoded + 2 * REQUEST_METADATA_BYTES * table.costs[Column.REMOTE]
+    units = np.zeros(len(Column))
+    units[[Column.UP, Column.DOWN]] = scale_of(table, facts)
+    units[Column.ENCODED], units[Column.REMOTE] = facts.encoded_bytes, 2 * REQUEST_METADATA_BYTES
+    moved: Floats = units @ table.costs
+    return moved
 
 
 def _level(facts: RequestFacts) -> int:
