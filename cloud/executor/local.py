@@ -11,16 +11,20 @@ import heapq
 import itertools
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from cloud.executor import Done, Work
-from split.errors import DeadlineExceeded, ModelUnavailable
+from split.errors import DeadlineExceeded, InvalidModel, ModelUnavailable
 from split.runtime.store import SegmentStore
 
 CLOSE_S = 10.0
 """For the run under way when the companion closes; one that hangs dies with the process (the thread is a daemon)."""
+
+OPEN_S: Final = 60.0
+"""For opening a segment: a child opened it before, in milliseconds to seconds; what takes a minute hangs."""
 
 
 @dataclass(slots=True)
@@ -43,8 +47,9 @@ class _Job:
 class LocalExecutor:
     """`TailExecutor` over the segment store of this process."""
 
-    def __init__(self, segments: SegmentStore) -> None:
+    def __init__(self, segments: SegmentStore, *, open_timeout_s: float = OPEN_S) -> None:
         self._segments = segments
+        self._open_timeout_s = open_timeout_s
         self._ready = threading.Condition()
         self._lines: dict[str, _Line] = {}
         """Only devices with waiting or running work: the table is bounded by what admission lets in."""
@@ -52,7 +57,8 @@ class LocalExecutor:
         self._virtual_ms = 0.0
         self._running: tuple[str, float, float] | None = None  # device, started_at_s, expected_ms
         self._closed = False
-        self._opener = ThreadPoolExecutor(1, thread_name_prefix="isthmus-open")
+        self._opening = asyncio.Lock()
+        """One segment at a time: opening takes every core."""
         self._thread = threading.Thread(target=self._serve, name="isthmus-tails", daemon=True)
         self._thread.start()
 
@@ -69,7 +75,16 @@ class LocalExecutor:
             return rest_ms + own_ms + others_ms
 
     async def open(self, path: Path) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._opener, self._segments.get, path)
+        async with self._opening:
+            try:
+                async with asyncio.timeout(self._open_timeout_s):
+                    await asyncio.wrap_future(self._segments.opening(path))
+            except TimeoutError:
+                self._segments.forget(path)
+                raise InvalidModel(
+                    f"load timeout: the companion's runtime did not open {path.name} within "
+                    f"{self._open_timeout_s:g} s, though it did in a child process; restart the companion"
+                ) from None
 
     def forget(self, place: Path) -> None:
         self._segments.forget(place)
@@ -100,7 +115,6 @@ class LocalExecutor:
             self._closed = True
             self._ready.notify()
         self._thread.join(CLOSE_S)
-        self._opener.shutdown(wait=False)
 
     def _serve(self) -> None:
         while True:

@@ -13,7 +13,8 @@ import pytest
 
 from cloud.executor import Work
 from cloud.executor.local import LocalExecutor
-from split.errors import DeadlineExceeded, EngineFailed, ModelUnavailable
+from split.errors import DeadlineExceeded, EngineFailed, InvalidModel, ModelUnavailable
+from split.runtime.store import SegmentStore
 
 
 class Notebook:
@@ -140,3 +141,40 @@ async def test_closing_answers_what_waits_and_refuses_what_comes(executor, noteb
         await tasks[1]
     with pytest.raises(ModelUnavailable):
         await executor.run(work("after"))
+
+
+class StuckEngine:
+    """Opens every file but those called stuck."""
+
+    name = "stuck"
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+
+    def open(self, path: Path, *, threads: int, spin_us: int = 0) -> Notebook:
+        if path.name == "stuck.onnx":
+            assert self.go.wait(60)
+        return Notebook()
+
+    def trim(self) -> None:
+        pass
+
+
+async def test_an_opening_that_hangs_ends_at_its_limit_and_others_are_opened_meanwhile_and_after(tmp_path):
+    engine = StuckEngine()
+    store = SegmentStore(engine, threads=1, budget_bytes=1000)
+    executor = LocalExecutor(store, open_timeout_s=0.2)
+    words = r"load timeout: the companion's runtime did not open stuck\.onnx within 0\.2 s"
+    with pytest.raises(InvalidModel, match=words):
+        await executor.open(tmp_path / "stuck.onnx")
+    await executor.open(tmp_path / "fine.onnx")
+    assert store.is_open(tmp_path / "fine.onnx")
+    with pytest.raises(InvalidModel, match=words):  # not the opening that hangs: another one
+        await executor.open(tmp_path / "stuck.onnx")
+    stuck = [one for one in threading.enumerate() if one.name == "isthmus-open stuck.onnx"]
+    assert [one.daemon for one in stuck] == [True, True]  # the companion ends without them
+    executor.close()
+    engine.go.set()
+    for one in stuck:
+        one.join(30)
+    store.close()
