@@ -31,6 +31,7 @@ BENCHES: Final = {
     "split": "(head + tail) / whole at the cuts that are chosen",
     "costmodel": "what node times and a handful of measured cuts tell of all others",
     "memory": "copies of the weights, a daemon without models, many shapes, what is kept",
+    "fault": "the companion killed, silent or restarted, the device roaming: late, lost, wrong, twice",
     "activate": "until a segment can be used, cached and not",
     "fuzz": "random models, every cut's halves against the whole; what is refused and why",
     "zoo": "ten real models of ten kinds: where they may be cut, and every checked cut against the whole",

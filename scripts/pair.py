@@ -43,11 +43,13 @@ def free_port() -> int:
 
 class Pair:
     """Companions and link run from the start; `start_agent` starts the device with its speed. Companion 0 is the one
-    behind the link. What an earlier pair left in `folder` (identities, models, profiles) is used again."""
+    behind the link. What an earlier pair left in `folder` (identities, models, profiles) is used again. `host`: where
+    companions listen."""
 
-    def __init__(self, folder: Path, models: Path, *, companions: int = 1) -> None:
+    def __init__(self, folder: Path, models: Path, *, companions: int = 1, host: str = "127.0.0.1") -> None:
         self.folder = folder
         self.models = models
+        self._host = host
         self.agent_port = free_port()
         self._companion_ports = [free_port() for _ in range(companions)]
         self._processes: dict[str, subprocess.Popen[str]] = {}
@@ -85,7 +87,7 @@ class Pair:
         """Start it and wait until its port answers; NotStarted."""
         config = str(self.folder / f"{_companion(n)}.yaml")
         self._start(_companion(n), [str(PROGRAMS / "isthmus-cloud"), "serve", "--config", config])
-        self._wait(_companion(n), lambda: _answers(self._companion_ports[n]))
+        self._wait(_companion(n), lambda: _answers(self._host, self._companion_ports[n]))
 
     def stop_companion(self, n: int = 0) -> None:
         """SIGTERM, and wait until it has ended: goodbye is said, what is under way is answered."""
@@ -122,7 +124,7 @@ class Pair:
             "models": str(self.models),
             "state_dir": str(self.folder / "agent-state"),
             "cache_dir": str(self.folder / "agent-cache"),
-            "companions": [f"127.0.0.1:{port}" for port in (self._relay_port, *self._companion_ports[1:])],
+            "companions": [f"127.0.0.1:{self._relay_port}", *(f"{self._host}:{n}" for n in self._companion_ports[1:])],
             "identity": _identity(self.folder / "device"),
             "emulation": {"slowdown": slowdown},
         }
@@ -131,6 +133,13 @@ class Pair:
         self._start("agent", [str(PROGRAMS / "isthmus"), "agent", "--config", str(path)])
         with self.client() as client:
             self._wait("agent", lambda: self._profiled(client, on_progress), timeout_s=300.0)
+
+    def companion_in_use(self) -> int:
+        """The companion that the device is connected to, or was last."""
+        with self.client() as client:
+            address = str(client.get(STATUS)["companion"]["address"])
+        ports = [self._relay_port, *self._companion_ports[1:]]
+        return ports.index(int(address.rpartition(":")[2]))
 
     def wait_until_idle(self) -> None:
         """Until the device's worker has had nothing to do for a second (cuts are compared in the background)."""
@@ -178,7 +187,7 @@ class Pair:
         assert answer["ok"], answer
 
     def _start_relay(self) -> None:
-        target = f"127.0.0.1:{self._companion_ports[0]}"
+        target = f"{self._host}:{self._companion_ports[0]}"
         process = subprocess.Popen(
             [sys.executable, str(ROOT / "scripts" / "relay.py"), "--to", target], stdout=subprocess.PIPE, text=True
         )
@@ -196,7 +205,7 @@ class Pair:
         identity = self.folder / "companion-state" / "identity"
         for n, port in enumerate(self._companion_ports):
             config = {
-                "listen": f"127.0.0.1:{port}",
+                "listen": f"{self._host}:{port}",
                 "enroll_listen": None,
                 "http": None,
                 "state_dir": str(self.folder / f"{_companion(n)}-state"),
@@ -254,7 +263,7 @@ def _identity(folder: Path) -> dict[str, Any]:
     return {"cert": str(folder / "cert.pem"), "key": str(folder / "key.pem"), "ca": str(folder / "ca.pem")}
 
 
-def _answers(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+def _answers(host: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1):
         return True
     return False
