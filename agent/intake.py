@@ -12,6 +12,7 @@ from typing import Self
 
 from agent.served_model import ServedModel
 from split.errors import InvalidRequest, Overloaded
+from split.graph.growth import sizes_of
 from split.ids import RequestId
 from split.oip.options import RequestOptions
 from split.plan.plan import Placement, RequestFacts
@@ -145,7 +146,7 @@ class Intake:
             codec=options.codec,
             privacy=strictest(options.privacy, model.privacy),
             encoded_bytes=total if encoded else 0,
-            input_bytes=0 if encoded else total,
+            sizes=() if encoded else sizes_of(model.open_dims, inputs),
         )
         return InferenceRequest(
             id=RequestId(secrets.token_hex(8)),

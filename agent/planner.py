@@ -22,7 +22,6 @@ from split.plan.estimate import CloudQueue, Drift, Residual
 from split.plan.link import Link
 from split.plan.observation import Flags, Floats, Metered, Observation, Opening, RemoteView
 from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
-from split.plan.predict import scale_of
 from split.plan.probing import Probing
 from split.plan.table import Column, PlanTable
 from split.profiles.contract import Contract
@@ -177,31 +176,38 @@ class Planner:
         self._probing.decided(now_s)
         return decision
 
-    def finish_ms(self, name: str, cut: CutId | None) -> float:
-        """Expected device time of what is missing, the tail of `cut` or (None) the whole; drift and slowdown in, queue
-        and picture not."""
+    def finish_ms(self, name: str, cut: CutId | None, facts: RequestFacts) -> float:
+        """Expected device time of what is missing of a request, the tail of `cut` or (None) the whole; drift and
+        slowdown in, queue and picture not."""
         model = self._model(name)
         rows = model.groups.get(cut) if cut is not None else None
         if rows is None:
-            base = float(model.table.costs[Column.HEAD, LOCAL_ROW])
+            base = model.table.at(facts.sizes).whole_ms
         else:
-            base = float(model.measured.costs[Column.TAIL, int(rows.argmax())])
+            base = float(model.measured.at(facts.sizes).costs[Column.TAIL, int(rows.argmax())])
         return base * model.edge.ratio * self._slowdown
 
-    def scale(self, name: str, facts: RequestFacts) -> float:
-        """Size of this request's inputs relative to those that the profile holds for; times grow with it."""
-        return scale_of(self._model(name).table, facts)
+    def size_ratio(self, name: str, facts: RequestFacts, plan: Plan, stage: str) -> float:
+        """What a stage of this request is expected to take, relative to one of the profiled sizes: what is learned
+        (`observe_edge`, `observe_cloud`) holds for those. `stage`: one of `observe_edge`, or tail for the companion's.
+        """
+        model = self._model(name)
+        ratios = model.table.scaling.at(facts.sizes)
+        if ratios is None or stage == "image" or plan not in model.table.row_of:
+            return 1.0
+        of_stage = {"encode": ratios.up, "tail": ratios.tail, "local_tail": ratios.finish}.get(stage, ratios.head)
+        return float(of_stage[model.table.row_of[plan]])
 
     def image_ms(self, name: str) -> float:
         """Expected device time to prepare an encoded input; drift and slowdown in."""
         model = self._model(name)
         return model.profile.image_ms * model.image.ratio * self._slowdown
 
-    def prepare_ms(self, name: str, plan: Plan) -> float:
-        """Expected device time before a plan's bytes leave: head and encoding; drift and slowdown in, queue not."""
+    def prepare_ms(self, name: str, plan: Plan, facts: RequestFacts) -> float:
+        """Expected device time before a request's bytes leave: head and encoding; drift and slowdown in, queue not."""
         model = self._model(name)
         row = model.table.row_of[plan]
-        head_ms, encode_ms = model.table.costs[[Column.HEAD, Column.ENCODE], row].tolist()
+        head_ms, encode_ms = model.table.at(facts.sizes).costs[[Column.HEAD, Column.ENCODE], row].tolist()
         return float(head_ms * model.edge.ratio + encode_ms * model.codec.ratio) * self._slowdown
 
     def local_only_reason(self, name: str) -> str:

@@ -85,16 +85,15 @@ class Serve:
         except UnknownModel:
             return UNPROFILED
 
-    def _scale_of(self, request: InferenceRequest) -> float:
+    def _size_ratio(self, request: InferenceRequest, plan: Plan, stage: str) -> float:
         try:
-            return self._planner.scale(request.model.name, request.facts)
+            return self._planner.size_ratio(request.model.name, request.facts, plan, stage)
         except UnknownModel:  # unloaded meanwhile
             return 1.0
 
     def _learn(self, request: InferenceRequest, plan: Plan, stage: str, measured_ms: float) -> None:
-        """Tell the planner, some time after the answer, what a stage took for a request of the profile's size."""
-        if stage != "image":
-            measured_ms /= self._scale_of(request)
+        """Tell the planner, some time after the answer, what a stage would take for a request of the profile's size."""
+        measured_ms /= self._size_ratio(request, plan, stage)
         self._afterwards.note(self._planner.observe_edge, request.model.name, plan, stage, measured_ms)
 
     def _finish_ms(self, request: InferenceRequest, prepared: Prepared) -> float:
@@ -104,7 +103,7 @@ class Serve:
             return 0.0
         try:
             image_ms = self._planner.image_ms(model.name) if prepared.encoded else 0.0
-            compute_ms = self._planner.scale(model.name, request.facts) * self._planner.finish_ms(model.name, cut)
+            compute_ms = self._planner.finish_ms(model.name, cut, request.facts)
         except UnknownModel:  # unloaded meanwhile; its last requests are still answered
             image_ms = model.profile.image_ms * self._compute.slowdown
             compute_ms = model.profile.whole_ms * self._compute.slowdown
@@ -143,9 +142,9 @@ class Serve:
         opening_ms = 0.0 if cut is None else model.halves_activation_ms(cut) * self._compute.slowdown
         if cut is None or opening_ms == 0.0:
             return
-        scale, planner = self._scale_of(request), self._planner
+        planner, facts = self._planner, request.facts
         image_ms = planner.image_ms(model.name) if request.encoded else 0.0
-        compute_ms = scale * (planner.prepare_ms(model.name, plan) + planner.finish_ms(model.name, cut))
+        compute_ms = planner.prepare_ms(model.name, plan, facts) + planner.finish_ms(model.name, cut, facts)
         there_ms = reserved_ms(opening_ms + image_ms + compute_ms, 0.0)
         left_ms = (request.deadline_at_s - _now()) * 1000 - self._compute.queue_ms
         if self._finish_ms(request, Prepared.nothing(request)) <= left_ms < there_ms:
@@ -154,9 +153,9 @@ class Serve:
 
     async def _prepare(self, request: InferenceRequest, decision: Decision, prepared: Prepared) -> None:
         """Image, head and encoding, in one go on the worker."""
-        name, scale, plan = request.model.name, self._scale_of(request), decision.chosen.plan
+        name, plan = request.model.name, decision.chosen.plan
         image_ms = self._planner.image_ms(name) if request.encoded and plan.codec != "encoded" else 0.0
-        expected_ms = image_ms + scale * self._planner.prepare_ms(name, plan)
+        expected_ms = image_ms + self._planner.prepare_ms(name, plan, request.facts)
         request.holding.made(decision.chosen.bytes)
         stages_ms = prepared.stages_ms
         # Held so that nobody closes it meanwhile.
@@ -303,7 +302,8 @@ class Serve:
         self, request: InferenceRequest, decision: Decision, prepared: Prepared, remote: RemoteReply
     ) -> Outcome:
         plan, reply = decision.chosen.plan, remote.reply
-        self._planner.observe_cloud(request.model.name, plan, reply.queue_ms, reply.tail_ms / self._scale_of(request))
+        tail_ms = reply.tail_ms / self._size_ratio(request, plan, "tail")
+        self._planner.observe_cloud(request.model.name, plan, reply.queue_ms, tail_ms)
         await self._compute.hold(remote.decode_ms)
         stages_ms = prepared.stages_ms | {
             "network": remote.network_ms,

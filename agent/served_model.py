@@ -16,6 +16,7 @@ import msgspec
 
 from split.codec.image import ImageSpec
 from split.graph.card import CutCard, ModelCard
+from split.graph.growth import OpenDim, open_dims
 from split.ids import CutId, ModelDigest, ModelName
 from split.plan.plan import Placement
 from split.profiles.contract import Contract, Privacy
@@ -57,6 +58,11 @@ class ServedModel:
     @cached_property
     def output_names(self) -> tuple[str, ...]:
         return tuple(spec.name for spec in self.card.outputs)
+
+    @cached_property
+    def open_dims(self) -> tuple[OpenDim, ...]:
+        """What of the inputs' shapes a request decides."""
+        return open_dims(self.card.inputs)
 
     @property
     def measured_cuts(self) -> list[CutCard]:

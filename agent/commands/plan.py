@@ -23,6 +23,7 @@ from agent.commands.profile import add_cache_argument, cache_folder, profiled, p
 from agent.http_client import DaemonClient
 from split.errors import InvalidRequest
 from split.graph.card import ModelCard
+from split.graph.growth import open_dims, sizes_of
 from split.plan.decide import decide, estimate_all
 from split.plan.observation import LinkEstimate, Observation, RemoteView
 from split.plan.plan import Decision, Placement, PlanEstimate, RequestFacts
@@ -120,14 +121,11 @@ def _facts(card: ModelCard, profile: ModelProfile, contract: Contract, arguments
         raise InvalidRequest(f"--encoded-bytes must be 0 or more, got {encoded}")
     if encoded and not contract.encoded():
         raise InvalidRequest("--encoded-bytes: the model's contract has no input that may come encoded")
-    input_bytes = 0
-    if not encoded:
-        tensors = read_inputs(arguments.inputs)
-        dims = profile.dims if tensors is None else bind_dims(card.inputs, tensors)
-        input_bytes = sum(spec.nbytes(dims) for spec in card.inputs)
-    return RequestFacts(
-        budget_ms=contract.behaviour.latency_p99_ms or math.inf, encoded_bytes=encoded, input_bytes=input_bytes
-    )
+    sizes: tuple[int, ...] = ()
+    if not encoded and (tensors := read_inputs(arguments.inputs)) is not None:
+        bind_dims(card.inputs, tensors)
+        sizes = sizes_of(open_dims(card.inputs), tensors)
+    return RequestFacts(budget_ms=contract.behaviour.latency_p99_ms or math.inf, encoded_bytes=encoded, sizes=sizes)
 
 
 def _observation(table: PlanTable, profile: ModelProfile, arguments: argparse.Namespace) -> Observation:
@@ -212,7 +210,7 @@ def _estimates(
     plans = estimate_all(table, observation, facts)
     if facts.encoded_bytes:
         return list(plans)
-    typical = dataclasses.replace(facts, encoded_bytes=profile.encoded_bytes, input_bytes=0)
+    typical = dataclasses.replace(facts, encoded_bytes=profile.encoded_bytes, sizes=())
     pictures = estimate_all(table, observation, typical)
     return [
         dataclasses.replace(picture, allowed=plan.allowed, why_not=plan.why_not)

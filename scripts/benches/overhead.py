@@ -245,7 +245,7 @@ def _decisions_us(rounds: int) -> list[float]:
     for n in range(10):
         planner.observe_ping(20.0, n * 0.1)
         planner.observe_transfer(50_000, 4_000, 60.0, n * 0.1 + 0.05)
-    facts = RequestFacts(budget_ms=1000.0, input_bytes=602_112)
+    facts = RequestFacts(budget_ms=1000.0)
     decision = planner.decide("m", facts, edge_queue_ms=0.0, now_s=1.0)
     assert decision.candidates >= PLANS - 5, decision.candidates
     taken = []

@@ -12,10 +12,11 @@ from pathlib import Path
 import msgspec
 
 from split.errors import CutRefused, InvalidModel, InvalidRequest
+from split.graph.growth import Growth
 from split.ids import CutId, ModelDigest
 from split.tensor import TensorSpec
 
-CARD_VERSION = 6
+CARD_VERSION = 7
 
 
 class CutCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +59,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """Whether operators compute in integers: then both sides' integer kernels must answer alike."""
     cuts: tuple[CutCard, ...]
     """Candidates in topological order."""
+    growth: Growth | None = None
+    """What the open dims of the inputs do to each candidate's boundary and work; None where all sizes are fixed."""
     made: dict[str, tuple[int, str]] = {}
     """(bytes, sha256 hex) of each file the workbench wrote beside this card: a damaged one is made again."""
     no_cuts_reason: str = ""

@@ -21,17 +21,14 @@ FLOPS_PER_ELEMENT: Final = 4.0
 fuse into their neighbours, so they must weigh little beside a convolution."""
 
 
-def node_flops(model: Model) -> tuple[float, ...]:
-    """Estimated operations of each node of `model.nodes`, at `model.shapes` (unknown dims count 1)."""
-    shapes = _AllShapes(model)
-    return tuple(_flops(node.source, shapes) for node in model.nodes)
+def node_flops(model: Model, shapes: Shapes | None = None) -> tuple[float, ...]:
+    """Estimated operations of each node of `model.nodes`, at `shapes` or `model.shapes` (unknown dims count 1)."""
+    known = _AllShapes(model.shapes if shapes is None else shapes)
+    return tuple(_flops(node.source, known) for node in model.nodes)
 
 
 class _AllShapes(dict[str, Shape]):
     """Shapes by name, looked up as they are needed: real ones first, then declared ones with 1 for unknown dims."""
-
-    def __init__(self, model: Model) -> None:
-        super().__init__(model.shapes)
 
     def of(self, value: ir.Value | None) -> Shape:
         if value is None or not value.name:

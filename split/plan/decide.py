@@ -16,7 +16,7 @@ from split.errors import InvalidRequest
 from split.ids import CutId
 from split.plan.observation import Flags, Floats, Observation
 from split.plan.plan import LOCAL, Decision, Placement, PlanEstimate, RequestFacts
-from split.plan.predict import QUANTILE_SIGMAS, Prediction, payload_bytes, predict, scale_of
+from split.plan.predict import QUANTILE_SIGMAS, Prediction, payload_bytes, predict
 from split.plan.table import Column, PlanTable
 from split.profiles.contract import PRIVACY_ORDER
 
@@ -45,6 +45,7 @@ def decide(table: PlanTable, observation: Observation, facts: RequestFacts) -> D
     cut or codec is respected: InvalidRequest, naming the constraint, when it can never run; local, with the reason,
     when only the companion is missing for it.
     """
+    table = table.at(facts.sizes)
     if observation.remote is None and (facts.mode, facts.cut, facts.codec) == (None, None, None):
         here = _here(table, observation, facts)
         if here.risk_ms <= facts.budget_ms:
@@ -86,6 +87,7 @@ def decide(table: PlanTable, observation: Observation, facts: RequestFacts) -> D
 def estimate_all(table: PlanTable, observation: Observation, facts: RequestFacts) -> tuple[PlanEstimate, ...]:
     """Every plan of the table, in its order, forbidden ones with their reason. Needs a companion in the observation."""
     assert observation.remote is not None
+    table = table.at(facts.sizes)
     prediction = predict(table, observation, facts)
     return tuple(_estimate(table, observation, facts, prediction, row) for row in range(len(table)))
 
@@ -99,7 +101,7 @@ def _may_run(table: PlanTable, observation: Observation, facts: RequestFacts) ->
     if remote is None:
         return _only_local(len(table))
     mask: Flags = table.allowed[_level(facts)] & remote.opened
-    mask &= table.costs[Column.UP] * scale_of(table, facts) <= remote.payload_bytes_max
+    mask &= table.costs[Column.UP] <= remote.payload_bytes_max
     if not 0 < facts.encoded_bytes <= remote.payload_bytes_max or remote.encoded_why_not:
         mask &= table.sends_tensors
     if remote.metered_left_bytes < math.inf:
@@ -318,8 +320,7 @@ def _bound(
 def _here(table: PlanTable, observation: Observation, facts: RequestFacts) -> PlanEstimate:
     """The local plan alone, by the same formula in scalars: without a companion there is nothing to compare."""
     slowdown = observation.slowdown
-    scale = scale_of(table, facts)
-    whole_ms = slowdown * scale * observation.alpha * table.whole_ms
+    whole_ms = slowdown * observation.alpha * table.whole_ms
     image_ms = slowdown * observation.image_ratio * observation.image_ms if facts.encoded_bytes else 0.0
     opening_ms = float(observation.opening.run_ms[LOCAL_ROW]) if observation.opening is not None else 0.0
     predicted_ms = observation.edge_queue_ms + opening_ms + image_ms + whole_ms

@@ -55,8 +55,9 @@ class RequestFacts:
     """The stricter of the contract's and the request's: any | no-raw-input | local-only."""
     encoded_bytes: int = 0
     """Size of the encoded input as it came; 0 when the input came as tensors."""
-    input_bytes: int = 0
-    """Size of the input tensors as they came; 0 when the input came encoded."""
+    sizes: tuple[int, ...] = ()
+    """Of the model's open dims (`graph.growth.open_dims`), as the input tensors have them; () where the model has none
+    or the input came encoded: then the costs hold as they were profiled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

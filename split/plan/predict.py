@@ -31,8 +31,6 @@ _NOTHING: Final = [0.0] * len(Column)
 class Prediction:
     """One number for each plan of a table, in its order."""
 
-    scale: float
-    """Size of this request's inputs, relative to those that the costs hold for."""
     units: Floats
     """[Column]: ms per unit of each column of `PlanTable.costs`."""
     mean_ms: Floats
@@ -43,36 +41,30 @@ class Prediction:
 
 
 def predict(table: PlanTable, observation: Observation, facts: RequestFacts) -> Prediction:
-    """All plans of the table at once."""
-    scale = scale_of(table, facts)
-    expected = _units(observation, facts, scale)
+    """All plans of the table at once; it must be the one for this request's sizes (`PlanTable.at`)."""
+    expected = _units(observation, facts)
     units = np.array((expected, _way_out_units(expected) if table.finishes_here else _NOTHING))
     mean_ms, way_out_ms = units @ table.costs
     if (opening := observation.opening) is not None:
         mean_ms += opening.run_ms
         if table.finishes_here:
             way_out_ms += opening.run_ms + observation.slowdown * opening.finish_ms
-    variance = _variance_units(observation, facts, scale) @ table.spread
+    variance = _variance_units(observation, facts) @ table.spread
     # Rounding may leave a certain plan a hair below zero.
     risk_ms = mean_ms + QUANTILE_SIGMAS * np.sqrt(np.maximum(variance, 0.0))
-    return Prediction(scale=scale, units=units[0], mean_ms=mean_ms, risk_ms=risk_ms, way_out_ms=way_out_ms)
-
-
-def scale_of(table: PlanTable, facts: RequestFacts) -> float:
-    """Size of this request's inputs, relative to those that the costs hold for."""
-    return facts.input_bytes / table.input_bytes if table.input_bytes and facts.input_bytes else 1.0
+    return Prediction(units=units[0], mean_ms=mean_ms, risk_ms=risk_ms, way_out_ms=way_out_ms)
 
 
 def payload_bytes(table: PlanTable, facts: RequestFacts, row: int) -> float:
-    """What would travel up."""
+    """What would travel up; `table` as for `predict`."""
     if table.plans[row].codec == "encoded":
         return float(facts.encoded_bytes)
-    return float(table.costs[Column.UP, row]) * scale_of(table, facts)
+    return float(table.costs[Column.UP, row])
 
 
-def _units(observation: Observation, facts: RequestFacts, scale: float) -> list[float]:
+def _units(observation: Observation, facts: RequestFacts) -> list[float]:
     """Milliseconds per unit of every `Column`, in its order; the cloud's are 0 without a companion."""
-    device = observation.slowdown * scale
+    device = observation.slowdown
     codec, reply = device * observation.codec_ratio, device * observation.reply_ratio
     head = device * observation.alpha
     image = observation.slowdown * observation.image_ratio * observation.image_ms if facts.encoded_bytes else 0.0
@@ -85,13 +77,13 @@ def _units(observation: Observation, facts: RequestFacts, scale: float) -> list[
         image,
         codec,
         link.rtt_ms + link.up_ms_per_byte * remote.ahead_bytes + remote.queue_ms,
-        link.up_ms_per_byte * scale,
-        link.down_ms_per_byte * scale,
-        remote.beta * remote.speed_ratio * scale,
+        link.up_ms_per_byte,
+        link.down_ms_per_byte,
+        remote.beta * remote.speed_ratio,
         remote.image_ms + link.up_ms_per_byte * facts.encoded_bytes,
         reply,
         head,
-        remote.beta * scale,
+        remote.beta,
         0.0,
     ]
 
@@ -104,29 +96,29 @@ def _way_out_units(expected: list[float]) -> list[float]:
     return [queue, image, encode, MARGIN_MS, 0.0, 0.0, 0.0, image, 0.0, head, 0.0, missing]
 
 
-def _variance_units(observation: Observation, facts: RequestFacts, scale: float) -> Floats:
+def _variance_units(observation: Observation, facts: RequestFacts) -> Floats:
     """σ² per unit of every row of `PlanTable.spread`.
 
     Compute: (α·σ_α·head)² + (β·σ_β·tail)². Link: h·P·h for h = (1, up + encoded, down), expanded; the queue's σ² on
     top. Device, link and cloud are independent, so that their variances add up.
     """
-    head = observation.alpha * observation.alpha_sigma * observation.slowdown * scale
+    head = observation.alpha * observation.alpha_sigma * observation.slowdown
     remote = observation.remote
     if remote is None:
         return np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, head * head, 0.0])
     rr, ru, rd, uu, ud, dd = remote.link.covariance
-    e, square = float(facts.encoded_bytes), scale * scale
-    tail = remote.beta * remote.beta_sigma * scale
+    e = float(facts.encoded_bytes)
+    tail = remote.beta * remote.beta_sigma
     return np.array(
         [
             rr + remote.queue_sigma_ms * remote.queue_sigma_ms,
-            2.0 * ru * scale,
-            2.0 * rd * scale,
-            uu * square,
-            2.0 * ud * square,
-            dd * square,
+            2.0 * ru,
+            2.0 * rd,
+            uu,
+            2.0 * ud,
+            dd,
             2.0 * ru * e + uu * e * e,
-            2.0 * ud * e * scale,
+            2.0 * ud * e,
             head * head,
             tail * tail,
         ]

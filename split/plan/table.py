@@ -18,6 +18,7 @@ from split.ids import CutId
 from split.plan.estimate import Drift
 from split.plan.observation import Flags, Floats
 from split.plan.plan import LOCAL, LOSSLESS_CODECS, Placement, Plan
+from split.plan.scaling import Scaling
 from split.profiles.contract import PRIVACY_ORDER, Contract
 from split.profiles.measured import CodecCosts, ModelProfile
 
@@ -51,6 +52,7 @@ class Column(IntEnum):
     """ms of device compute that would still be missing if the companion failed: the tail, or the whole for offload."""
 
 
+_SPREAD_UP, _SPREAD_DOWN, _SPREAD_UP_UP, _SPREAD_UP_DOWN, _SPREAD_DOWN_DOWN, _SPREAD_ENCODED_DOWN = 1, 2, 3, 4, 5, 7
 _SPREAD_HEAD, _SPREAD_TAIL = 8, 9
 
 ESTIMATE_SIGMA: Final = 0.06
@@ -81,8 +83,8 @@ class PlanTable:
     """Plans that do not need the input to have come encoded."""
     reply_ms_per_byte: float
     """What decoding a reply costs on this device."""
-    input_bytes: int
-    """Dense bytes of the inputs that the costs hold for; 0 where the shapes are fixed (costs do not scale)."""
+    scaling: Scaling
+    """What other sizes than the profiled ones do to the costs."""
     offloads: Flags
     finishes_here: bool
     """Whether the contract wants an answer of the device where the companion fails."""
@@ -117,6 +119,25 @@ class PlanTable:
         if tail_ms is not None:
             costs[Column.TAIL], spread[_SPREAD_TAIL] = tail_ms, tail_ms * tail_ms
         return replace(self, costs=costs, spread=spread, doubt=doubt)
+
+    def at(self, sizes: tuple[int, ...]) -> PlanTable:
+        """The same plans for a request of these sizes of the model's open dims (`ModelCard.growth`); () stands for the
+        profiled ones. Estimates of the link's, the device's and the companion's state apply to it as to this one."""
+        ratios = self.scaling.at(sizes)
+        if ratios is None:
+            return self
+        by_column, by_spread = np.ones_like(self.costs), np.ones_like(self.spread)
+        by_column[[Column.ENCODE, Column.UP, Column.CLOUD_DECODE]] = ratios.up
+        by_column[[Column.DOWN, Column.REPLY]] = ratios.down
+        by_column[Column.HEAD], by_column[Column.TAIL] = ratios.head, ratios.tail
+        by_column[Column.FINISH] = ratios.finish
+        by_spread[_SPREAD_UP], by_spread[_SPREAD_DOWN] = ratios.up, ratios.down
+        by_spread[_SPREAD_UP_UP] = ratios.up * ratios.up
+        by_spread[_SPREAD_UP_DOWN] = ratios.up * ratios.down
+        by_spread[_SPREAD_DOWN_DOWN] = ratios.down * ratios.down
+        by_spread[_SPREAD_ENCODED_DOWN] = ratios.down
+        by_spread[_SPREAD_HEAD], by_spread[_SPREAD_TAIL] = ratios.head * ratios.head, ratios.tail * ratios.tail
+        return replace(self, costs=self.costs * by_column, spread=self.spread * by_spread)
 
     @staticmethod
     def build(card: ModelCard, profile: ModelProfile, contract: Contract) -> PlanTable:
@@ -192,7 +213,7 @@ class PlanTable:
             offloads=np.array([row.plan.placement is Placement.OFFLOAD for row in rows]),
             finishes_here=contract.behaviour.fallback.strategy != "fail",
             reply_ms_per_byte=reply_ms_per_byte,
-            input_bytes=_scaling_bytes(card, profile),
+            scaling=Scaling(card, profile, [row.plan for row in rows]),
             doubt=np.array([row.doubt for row in rows]),
             cuts=frozenset(cut.id for cut in card.cuts),
             no_cuts_reason=card.no_cuts_reason,
@@ -289,12 +310,3 @@ def _down_bytes(card: ModelCard, profile: ModelProfile, cut: CutCard) -> int:
     sizes = {spec.name: spec.nbytes(profile.dims) for spec in card.outputs}
     share = sum(sizes[name] for name in cut.tail_outputs) / (sum(sizes.values()) or 1)
     return round(profile.output_bytes * share)
-
-
-def _scaling_bytes(card: ModelCard, profile: ModelProfile) -> int:
-    dims = {dim for spec in card.inputs for dim in spec.shape}
-    if all(isinstance(dim, int) and dim >= 0 for dim in dims):
-        return 0
-    if -1 in dims:  # a dim without a name has no size in the profile; its payload has
-        return next((codec.bytes for codec in profile.input_codecs if codec.codec == "raw"), 0)
-    return sum(spec.nbytes(profile.dims) for spec in card.inputs)

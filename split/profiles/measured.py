@@ -12,7 +12,7 @@ import msgspec
 from split.errors import InvalidModel
 from split.ids import CutId, ModelDigest
 
-PROFILE_VERSION = 4
+PROFILE_VERSION = 5
 
 GOLDEN_RUNS = "golden-runs.msgpack"
 
@@ -42,6 +42,9 @@ class CutCosts(msgspec.Struct, frozen=True, kw_only=True):
     cut: CutId
     head_ms: float
     tail_ms: float
+    other_head_ms: float = 0.0
+    other_tail_ms: float = 0.0
+    """At `ModelProfile.other_sizes`, where there are any."""
     codecs: tuple[CodecCosts, ...]
     estimated: bool = False
     """Whether the times are estimated from those of other cuts (`split/plan/costs.py`): there was no time to measure
@@ -70,10 +73,16 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
     """`split.workbench.golden.profile_basis` of what lay beside the model: golden requests, the contract's pictures."""
     dims: dict[str, int]
     """Symbolic dims the numbers hold for."""
+    sizes: tuple[int, ...] = ()
+    """The same of all open dims, those without a name too (`graph.growth.open_dims`)."""
+    other_sizes: tuple[int, ...] = ()
+    """At which everything was timed, too; () where no dim is open or the model takes no other sizes."""
     threads: int
     spin_us: int = 0
     """The `tuning` that was measured to be best, and that all times hold for."""
     whole_ms: float
+    other_whole_ms: float = 0.0
+    """At `other_sizes`."""
     image_ms: float
     """Decoding and preparing one encoded input; 0.0 where the model takes none."""
     input_codecs: tuple[CodecCosts, ...]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -30,14 +31,18 @@ from split.graph.cuts import (
     cut_from_mask,
     mask_of,
 )
+from split.graph.growing import Show, growth
+from split.graph.growth import Growth, OpenDim, open_dims, sizes_of
 from split.graph.load import load_model
 from split.graph.model import Model
 from split.graph.partition import WEIGHTS_FILE, share_weights, whole_with, write_parts, write_whole
 from split.graph.quantised import computes_in_integers
 from split.graph.shapes import concrete_shapes
 from split.ids import CutId, ModelDigest
+from split.runtime.engine import Segment
 from split.runtime.segment import OrtEngine
 from split.tensor import Tensors, TensorSpec, bind_dims, dtype_name
+from split.workbench.resize import resized
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +50,9 @@ Progress = Callable[[str, float], None]
 
 TENSOR_CODECS: Final = ("raw", "fp16", "int8")
 """Codecs of a boundary; `encoded` is for inputs."""
+
+SHOWING_S: Final = 5.0
+"""Runs at other sizes, all together; one under way is not stopped."""
 
 DRY_RUNS_MAX: Final = 64
 """Sessions opened to learn what shape inference does not tell: halving finds the few values that cannot be shown."""
@@ -70,12 +78,16 @@ def prepare(
     on_progress("weights", 0.1)
     share_weights(model, folder)
     on_progress("shapes", 0.3)
-    settle(model, folder, dims=dims, inputs=inputs)
+    feeds = settle(model, folder, dims=dims, inputs=inputs)
     cuts = candidates(model)
+    on_progress("sizes", 0.35)
+    grows = _growth(model, cuts, feeds, folder)
     for done, cut in enumerate(cuts):
         on_progress("cut", 0.4 + 0.6 * done / len(cuts))
         write_parts(model, cut, folder / f"{cut.id}.head.onnx", folder / f"{cut.id}.tail.onnx")
-    card = msgspec.structs.replace(describe(model, cuts), made=_fingerprints(folder, (WEIGHTS_FILE, *_halves(cuts))))
+    card = msgspec.structs.replace(
+        describe(model, cuts), made=_fingerprints(folder, (WEIGHTS_FILE, *_halves(cuts))), growth=grows
+    )
     write_card(card, folder)
     on_progress("done", 1.0)
     return card
@@ -222,6 +234,37 @@ def settle(
         if name in model.unknown:
             raise InvalidModel(f"{model.path}: output {name!r} has a type that neither shape inference nor a run tells")
     return feeds
+
+
+def _growth(model: Model, cuts: Sequence[Cut], feeds: Tensors, folder: Path) -> Growth | None:
+    """What the model's open dims do to these cuts; `feeds` is what the model was settled with."""
+    dims = open_dims(model.inputs)
+    if not dims or any(array.size == 0 for array in feeds.values()):
+        return None
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".dry-run-", suffix=".onnx") as file:
+        return growth(model, cuts, sizes_of(dims, feeds), _shower(model, dims, feeds, Path(file.name)))
+
+
+def _shower(model: Model, dims: tuple[OpenDim, ...], feeds: Tensors, path: Path) -> Show:
+    """Shapes by running the model at other sizes, for `SHOWING_S` at most: they are wanted of few values."""
+    opened: dict[tuple[str, ...], Segment] = {}
+    until_s = time.monotonic() + SHOWING_S
+
+    def show(sizes: tuple[int, ...], names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+        if time.monotonic() > until_s:
+            return {}
+        wanted = tuple(name for name in names if name in model.shapes)  # what no run shows is not asked again
+        try:
+            if wanted not in opened:
+                write_whole(path, whole_with(model, wanted))
+                opened[wanted] = OrtEngine().open(path, threads=1)
+            seen = opened[wanted].run(resized(model.inputs, dims, feeds, sizes), list(wanted))
+        except IsthmusError as error:
+            log.info("%s: a dry run at %s failed: %s", model.path, sizes, error)
+            return {}
+        return {name: array.shape for name, array in seen.items()}
+
+    return show
 
 
 def _showable(model: Model, name: str) -> bool:

@@ -29,6 +29,7 @@ from split.codec.image import prepare_image
 from split.codec.payload import decode, encode
 from split.errors import EngineFailed, InvalidModel, InvalidRequest
 from split.graph.card import CutCard, ModelCard
+from split.graph.growth import open_dims, sizes_of
 from split.ids import CutId
 from split.plan.costs import CutTimes, MeasuredCut, spread_out
 from split.profiles.contract import Contract
@@ -50,6 +51,7 @@ from split.tensor import Tensors, bind_dims, worst_difference
 from split.workbench.golden import Golden, golden_requests, inputs_to_compare, profile_basis, typical_jpeg, write_golden
 from split.workbench.node_times import head_shares
 from split.workbench.optimise import Opener, TunedOpener, open_halves
+from split.workbench.resize import other_sizes, resized
 from split.workbench.spending import THREADS_SHARE, Care, Spending
 
 log = logging.getLogger(__name__)
@@ -63,6 +65,10 @@ ROUNDS_BUDGET_S: Final = 36.0
 CUT_BUDGET_S: Final = 1.0
 """Timing of all cuts together, and at most each: a dozen cuts of a 10 ms model get 25 rounds in a quarter of a
 minute."""
+OTHER_WORK: Final = (0.6, 1.6)
+"""Of the golden request's: between them, two sizes would tell little about what depends on size."""
+OTHER_MS_MAX: Final = 3000.0
+"""A run at other sizes: dearer ones would take too much of the budget."""
 _PAYLOAD_BYTES_MAX: Final = 1 << 40
 
 
@@ -114,6 +120,9 @@ def profile_model(
     input_codecs = _codecs([request.inputs for request in golden], lambda tensors: whole.run(tensors), golden)
     whole_ms = measure(whole, first.inputs, budget_s=CUT_BUDGET_S)
     dims = bind_dims(card.inputs, first.inputs)
+    sizes = sizes_of(open_dims(card.inputs), first.inputs)
+    on_progress("measuring at other sizes", 0.03)
+    other = _other_request(card, whole, first, sizes, whole_ms)
     compared, must_travel = inputs_to_compare(card, whole, golden, dims)
     on_progress("profiling the model's nodes", 0.04)
     shares = head_shares(card, folder, first.inputs, engine=engine, threads=tuning.threads)
@@ -123,8 +132,8 @@ def profile_model(
     found = _measure_cuts(
         order,
         Spending(whole_ms=whole_ms, requests=len(golden), budget_s=budget_s),
-        run=lambda cut, opened: _run_cut(cut, folder, whole, golden, compared, open_best, opened),
-        time_halves=lambda halves: _time_cut(halves, whole, golden, timing_s),
+        run=lambda cut, opened: _run_cut(cut, folder, golden, other, compared, open_best, opened),
+        time_halves=lambda halves: _time_cut(halves, whole, golden, other, timing_s),
         on_progress=on_progress,
         spent_s=lambda: now_s() - started_s,
     )
@@ -136,14 +145,20 @@ def profile_model(
         ),
         folder,
     )
-    beside_cuts = [known.times.whole_ms for known in found.values() if known.times is not None]
-    typical_ms = statistics.median([whole_ms, *beside_cuts])
+    beside_cuts = [known.times for known in found.values() if known.times is not None]
+    typical_ms = statistics.median([whole_ms, *(times.whole_ms for times in beside_cuts)])
+    other_ratios = [times.other_whole_ms / times.whole_ms for times in beside_cuts]
+    other_ratios.append(other.whole_ms / whole_ms if other is not None else 0.0)
+    other_ms = typical_ms * statistics.median(other_ratios)
     profile = ModelProfile(
         digest=card.digest,
         runtime=engine.name,
         fingerprint=read_machine().digest,
         basis=basis,
         dims=dims,
+        sizes=sizes,
+        other_sizes=other.sizes if other is not None else (),
+        other_whole_ms=other_ms,
         threads=tuning.threads,
         spin_us=tuning.spin_us,
         whole_ms=typical_ms,
@@ -151,7 +166,7 @@ def profile_model(
         input_codecs=input_codecs,
         encoded_bytes=encoded_bytes,
         output_bytes=_size(encode(first.outputs, "raw")),
-        cuts=_cut_costs([cut.id for cut in card.cuts if cut.id in found], found, shares, typical_ms),
+        cuts=_cut_costs([cut.id for cut in card.cuts if cut.id in found], found, shares, typical_ms, other_ms),
         self_difference=self_difference,
         golden=golden_file,
     )
@@ -189,12 +204,47 @@ def _self_difference(card: ModelCard, whole: Segment, engine: Engine, requests: 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Other:
+    """The first golden request at other sizes of the open dims, and the whole on it."""
+
+    sizes: tuple[int, ...]
+    inputs: Tensors
+    outputs: Tensors
+    whole_ms: float
+
+
+def _other_request(
+    card: ModelCard, whole: Segment, first: Golden, sizes: tuple[int, ...], whole_ms: float
+) -> _Other | None:
+    """At the first of `other_sizes` that the model takes and whose work is clearly another; None without one."""
+    if card.growth is None or any(array.size == 0 for array in first.inputs.values()):
+        return None
+    dims = open_dims(card.inputs)
+    for other in other_sizes(sizes):
+        inputs = resized(card.inputs, dims, first.inputs, other)
+        ratio = card.growth.work(card.inputs, other) / card.growth.work(card.inputs, sizes)
+        if OTHER_WORK[0] < ratio < OTHER_WORK[1] or ratio * whole_ms > OTHER_MS_MAX:
+            continue
+        try:
+            outputs = whole.run(inputs)
+            ms = measure(whole, inputs, budget_s=CUT_BUDGET_S)
+        except (InvalidRequest, EngineFailed) as error:
+            log.info("%s does not run at sizes %s: %s", card.path, other, error)
+            continue
+        return _Other(sizes=other, inputs=inputs, outputs=outputs, whole_ms=ms)
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Times:
-    """Medians, measured in turns."""
+    """Medians, measured in turns; `other_…` at other sizes, 0 without any."""
 
     whole_ms: float
     head_ms: float
     tail_ms: float
+    other_whole_ms: float
+    other_head_ms: float
+    other_tail_ms: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +254,7 @@ class _Halves:
     time: Mapping[str, Callable[[], Any]]
     codecs: tuple[CodecCosts, ...]
     boundary_bytes: int
+    other_boundary_bytes: int
     run: bytes
     """What the golden inputs give."""
 
@@ -212,6 +263,7 @@ class _Halves:
 class _Found:
     codecs: tuple[CodecCosts, ...]
     boundary_bytes: int
+    other_boundary_bytes: int
     run: bytes
     times: _Times | None
 
@@ -249,7 +301,13 @@ def _measure_cuts(
         except (InvalidModel, InvalidRequest, EngineFailed) as error:
             log.warning("cut=%s is left out: %s", cut.id, error)
             continue
-        found[cut.id] = _Found(codecs=halves.codecs, boundary_bytes=halves.boundary_bytes, run=halves.run, times=times)
+        found[cut.id] = _Found(
+            codecs=halves.codecs,
+            boundary_bytes=halves.boundary_bytes,
+            other_boundary_bytes=halves.other_boundary_bytes,
+            run=halves.run,
+            times=times,
+        )
         timing_s = spent_s() - run_at_s if times is not None else None
         spending.took(run_s=run_at_s - begun_s, timing_s=timing_s)
     return found
@@ -258,8 +316,8 @@ def _measure_cuts(
 def _run_cut(
     cut: CutCard,
     folder: Path,
-    whole: Segment,
     golden: Sequence[Golden],
+    other: _Other | None,
     compared: Tensors,
     open_best: Opener,
     opened: contextlib.ExitStack,
@@ -268,60 +326,107 @@ def _run_cut(
     head, tail, _ = open_halves(cut, folder, golden[0].inputs, open_best)
     opened.callback(head.close)
     opened.callback(tail.close)
-    head_feeds = [{name: request.inputs[name] for name in cut.head_inputs} for request in golden]
-    travels = []
-    for request, feeds in zip(golden, head_feeds, strict=True):
-        made = head.run(feeds)
-        boundary = {spec.name: made[spec.name] for spec in cut.boundary}
-        crossing = boundary | {name: request.inputs[name] for name in cut.tail_inputs}
-        again = made | tail.run({name: crossing[name] for name in tail.inputs})
-        difference = worst_difference(again, request.outputs, list(request.outputs))
-        if difference > SAME:
-            raise EngineFailed(
-                f"head and tail differ from the whole by {difference:.2g} (relative), allowed is {SAME:g}"
-            )
-        travels.append(crossing)
-    tail_feeds = {name: travels[0][name] for name in tail.inputs}
-    codecs = _codecs(travels, lambda tensors: tail.run({name: tensors[name] for name in tail.inputs}), golden)
+    requests = [(request.inputs, request.outputs) for request in golden]
+    if other is not None:
+        requests.append((other.inputs, other.outputs))
+    travels = [_compare(cut, head, tail, inputs, outputs) for inputs, outputs in requests]
+    time: dict[str, Callable[[], Any]] = {}
+    for name, place in (("", 0), ("other ", len(golden)))[: 1 if other is None else 2]:
+        head_feeds = {taken: requests[place][0][taken] for taken in cut.head_inputs}
+        tail_feeds = {taken: travels[place][taken] for taken in tail.inputs}
+        time[f"{name}head"] = _runs(head, head_feeds)
+        time[f"{name}tail"] = _runs(tail, tail_feeds)
+    codecs = _codecs(
+        travels[: len(golden)], lambda tensors: tail.run({name: tensors[name] for name in tail.inputs}), golden
+    )
     made = head.run({name: compared[name] for name in cut.head_inputs})
     run = made | tail.run({name: (made if name in made else compared)[name] for name in tail.inputs})
+    sizes = [sum(crossing[spec.name].nbytes for spec in cut.boundary) for crossing in travels]
     return _Halves(
-        time={"head": lambda: head.run(head_feeds[0]), "tail": lambda: tail.run(tail_feeds)},
+        time=time,
         codecs=codecs,
-        boundary_bytes=sum(travels[0][spec.name].nbytes for spec in cut.boundary),
+        boundary_bytes=sizes[0],
+        other_boundary_bytes=sizes[-1],
         run=_joined(sample(run)),
     )
 
 
-def _time_cut(halves: _Halves, whole: Segment, golden: Sequence[Golden], budget_s: float) -> _Times:
-    ms = measure_interleaved({"whole": lambda: whole.run(golden[0].inputs), **halves.time}, budget_s)
-    return _Times(whole_ms=ms["whole"], head_ms=ms["head"], tail_ms=ms["tail"])
+def _compare(cut: CutCard, head: Segment, tail: Segment, inputs: Tensors, outputs: Tensors) -> Tensors:
+    """What crosses for these inputs; EngineFailed where head ∘ tail gives other outputs than the whole."""
+    made = head.run({name: inputs[name] for name in cut.head_inputs})
+    crossing = {spec.name: made[spec.name] for spec in cut.boundary}
+    crossing |= {name: inputs[name] for name in cut.tail_inputs}
+    again = made | tail.run({name: crossing[name] for name in tail.inputs})
+    difference = worst_difference(again, outputs, list(outputs))
+    if difference > SAME:
+        raise EngineFailed(f"head and tail differ from the whole by {difference:.2g} (relative), allowed is {SAME:g}")
+    return crossing
+
+
+def _time_cut(
+    halves: _Halves, whole: Segment, golden: Sequence[Golden], other: _Other | None, budget_s: float
+) -> _Times:
+    wholes = {"whole": _runs(whole, golden[0].inputs)}
+    if other is not None:
+        wholes["other whole"] = _runs(whole, other.inputs)
+    ms = measure_interleaved({**wholes, **halves.time}, budget_s)
+    return _Times(
+        whole_ms=ms["whole"],
+        head_ms=ms["head"],
+        tail_ms=ms["tail"],
+        other_whole_ms=ms.get("other whole", 0.0),
+        other_head_ms=ms.get("other head", 0.0),
+        other_tail_ms=ms.get("other tail", 0.0),
+    )
 
 
 def _cut_costs(
-    cuts: Sequence[CutId], found: Mapping[CutId, _Found], shares: Mapping[str, float], whole_ms: float
+    cuts: Sequence[CutId],
+    found: Mapping[CutId, _Found],
+    shares: Mapping[str, float],
+    whole_ms: float,
+    other_whole_ms: float,
 ) -> tuple[CutCosts, ...]:
     """As measured relative to the whole beside, times `whole_ms`; estimated from those where not measured."""
-    measured = {
-        cut: MeasuredCut(
+    measured, other = {}, {}
+    for cut in cuts:
+        times = found[cut].times
+        if times is None:
+            continue
+        factor = whole_ms / times.whole_ms
+        measured[cut] = MeasuredCut(
             share=shares[cut],
             boundary_bytes=found[cut].boundary_bytes,
-            head_ms=times.head_ms * whole_ms / times.whole_ms,
-            tail_ms=times.tail_ms * whole_ms / times.whole_ms,
+            head_ms=times.head_ms * factor,
+            tail_ms=times.tail_ms * factor,
         )
-        for cut in cuts
-        if (times := found[cut].times) is not None
-    }
+        other[cut] = MeasuredCut(
+            share=shares[cut],
+            boundary_bytes=found[cut].other_boundary_bytes,
+            head_ms=times.other_head_ms * factor,
+            tail_ms=times.other_tail_ms * factor,
+        )
     estimate = CutTimes.fit(whole_ms, list(measured.values()))
+    other_estimate = CutTimes.fit(other_whole_ms, list(other.values()))
     costs = []
     for cut in cuts:
-        known, share, nbytes = measured.get(cut), shares[cut], found[cut].boundary_bytes
+        share, of = shares[cut], found[cut]
+        head_ms, tail_ms = estimate.head_ms(share, of.boundary_bytes), estimate.tail_ms(share, of.boundary_bytes)
+        other_bytes = of.other_boundary_bytes
+        other_head_ms = other_estimate.head_ms(share, other_bytes) if other_whole_ms else 0.0
+        other_tail_ms = other_estimate.tail_ms(share, other_bytes) if other_whole_ms else 0.0
+        known, other_known = measured.get(cut), other.get(cut)
+        if known is not None and other_known is not None:
+            head_ms, tail_ms = known.head_ms, known.tail_ms
+            other_head_ms, other_tail_ms = other_known.head_ms, other_known.tail_ms
         costs.append(
             CutCosts(
                 cut=cut,
-                head_ms=known.head_ms if known is not None else estimate.head_ms(share, nbytes),
-                tail_ms=known.tail_ms if known is not None else estimate.tail_ms(share, nbytes),
-                codecs=found[cut].codecs,
+                head_ms=head_ms,
+                tail_ms=tail_ms,
+                other_head_ms=other_head_ms,
+                other_tail_ms=other_tail_ms,
+                codecs=of.codecs,
                 estimated=known is None,
             )
         )

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from agent.planner import Planner
 from split.errors import UnknownModel
 from split.graph.card import CutCard, ModelCard
+from split.graph.growth import CutGrowth, Elements, Extent, Growth, Step
 from split.ids import CutId, ModelDigest
 from split.plan.observation import Metered
 from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate, RequestFacts
@@ -76,7 +77,7 @@ CONTRACT = Contract(
         fidelity=Fidelity(measure="kl", bound=0.05),
     )
 )
-TENSOR = RequestFacts(budget_ms=10_000.0, input_bytes=49_152)
+TENSOR = RequestFacts(budget_ms=10_000.0)
 PICTURE = RequestFacts(budget_ms=10_000.0, encoded_bytes=5_000)
 
 
@@ -160,7 +161,7 @@ def test_a_model_made_ready_during_a_silence_ends_neither_the_silence_nor_what_o
     assert planner.local_only_reason("m") == planner.local_only_reason("n") == "nothing is heard"
     planner.companion_back()
     assert planner.local_only_reason("m") == planner.local_only_reason("n") == ""
-    forced = RequestFacts(budget_ms=10_000.0, input_bytes=49_152, cut=CUT)
+    forced = RequestFacts(budget_ms=10_000.0, cut=CUT)
     assert choose(planner, forced).chosen.plan == SPLIT
 
 
@@ -184,7 +185,7 @@ def test_a_new_connection_must_make_every_model_and_cut_ready_anew() -> None:
     assert planner.local_only_reason("n") == ""
     assert planner.local_only_reason("m") == "the companion is not ready for this model yet"
     planner.companion_ready("m", 10.0, 0.5)
-    forced = RequestFacts(budget_ms=10_000.0, input_bytes=49_152, cut=CUT)
+    forced = RequestFacts(budget_ms=10_000.0, cut=CUT)
     assert choose(planner, forced).chosen.plan == LOCAL
     planner.segment_ready("m", CUT, 7.0)
     assert choose(planner, forced).chosen.plan == SPLIT
@@ -208,15 +209,44 @@ def test_pictures_travel_as_tensors_where_both_sides_decode_differently() -> Non
     assert choose(planner, PICTURE).chosen.plan == ENCODED
 
 
+def test_what_a_request_of_other_sizes_teaches_holds_for_all_sizes() -> None:
+    by_n = Elements(extents=(0,))
+    growth = Growth(
+        monomials=(((0, 1),), ((0, 2),)),
+        extents=(Extent(0, (Step(0, 1, 0, 1),)),),
+        whole_work=(64.0, 1.0),
+        outputs=(by_n,),
+        cuts={CUT: CutGrowth(head_work=(64.0, 0.0), crossing=(by_n,))},
+    )
+    card = msgspec.structs.replace(CARD, inputs=(TensorSpec(name="x", dtype="FP32", shape=(1, "n")),), growth=growth)
+    planner = Planner()
+    planner.add_model("m", card, msgspec.structs.replace(PROFILE, dims={"n": 64}, sizes=(64,)), CONTRACT)
+    large = RequestFacts(budget_ms=10_000.0, sizes=(192,))
+    assert planner.size_ratio("m", large, SPLIT, "head") == pytest.approx(3.0)
+    assert planner.size_ratio("m", large, SPLIT, "local_tail") == pytest.approx(9.0)
+    assert planner.size_ratio("m", large, SPLIT, "tail") == pytest.approx(9.0)
+    assert planner.size_ratio("m", large, LOCAL, "whole") == pytest.approx(6.0)  # (64·192 + 192²) / (2·64²)
+    assert planner.size_ratio("m", large, SPLIT, "image") == 1.0
+    assert planner.finish_ms("m", CUT, large) == pytest.approx(9 * 70.0)
+    assert planner.prepare_ms("m", SPLIT, large) == pytest.approx(3 * 20.0 + 0.5 * 4_512 / 4_000, rel=1e-2)
+    for _ in range(30):  # twice as slow as profiled
+        planner.observe_edge("m", LOCAL, "whole", 2 * 600.0 / planner.size_ratio("m", large, LOCAL, "whole"))
+    assert choose(planner, large).chosen.predicted_ms == pytest.approx(1_200.0, rel=0.05)
+    assert choose(planner).chosen.predicted_ms == pytest.approx(200.0, rel=0.05)
+    assert planner.finish_ms("m", None, large) == pytest.approx(1_200.0, rel=0.05)
+
+
 def test_times_to_finish_on_the_device_hold_drift_and_slowdown() -> None:
     planner = knowing_planner(slowdown=5.0)
-    assert planner.finish_ms("m", None) == pytest.approx(500.0)
-    assert planner.finish_ms("m", CUT) == pytest.approx(350.0)
-    assert planner.prepare_ms("m", SPLIT) == pytest.approx(5 * (20.0 + 0.5))
+    assert planner.finish_ms("m", None, TENSOR) == pytest.approx(500.0)
+    assert planner.finish_ms("m", CUT, TENSOR) == pytest.approx(350.0)
+    assert planner.prepare_ms("m", SPLIT, TENSOR) == pytest.approx(5 * (20.0 + 0.5))
     for _ in range(30):
         planner.observe_edge("m", LOCAL, "whole", 1_000.0)
-    assert planner.finish_ms("m", None) == pytest.approx(1_000.0, rel=0.05)
-    assert planner.finish_ms("m", CUT) == pytest.approx(700.0, rel=0.1)  # the same drift, without that plan's residual
+    assert planner.finish_ms("m", None, TENSOR) == pytest.approx(1_000.0, rel=0.05)
+    assert planner.finish_ms("m", CUT, TENSOR) == pytest.approx(
+        700.0, rel=0.1
+    )  # the same drift, without that plan's residual
 
 
 def planner_with_cut(*, estimated: bool) -> Planner:
@@ -249,7 +279,7 @@ def test_an_estimated_head_is_less_certain_until_it_was_seen_and_then_as_it_was_
         planner.observe_edge("m", LOCAL, "whole", 100.0)
         planner.observe_edge("m", SPLIT, "head", 30.0)
     assert forced_split(planner).stages_ms["head"] == pytest.approx(30.0, rel=0.03)
-    assert planner.finish_ms("m", None) == pytest.approx(100.0, rel=0.05)
+    assert planner.finish_ms("m", None, TENSOR) == pytest.approx(100.0, rel=0.05)
 
 
 def test_of_two_equal_predictions_the_estimated_one_has_the_higher_risk() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from split.errors import InvalidRequest
 from split.graph.card import CutCard, ModelCard
+from split.graph.growth import CutGrowth, Elements, Extent, Growth, Step
 from split.ids import CutId, ModelDigest
 from split.plan.decide import decide, estimate_all
 from split.plan.observation import LinkEstimate, Observation, Opening, RemoteView
@@ -131,7 +132,7 @@ STATE = Observation(
     remote=REMOTE,
 )
 ALONE = dataclasses.replace(STATE, remote=None, remote_why_not="no companion is connected")
-FACTS = RequestFacts(budget_ms=1e6, input_bytes=800)
+FACTS = RequestFacts(budget_ms=1e6)
 PICTURE = RequestFacts(budget_ms=1e6, encoded_bytes=6_000)
 
 
@@ -185,15 +186,32 @@ def test_risk_adds_two_standard_deviations_of_independent_parts() -> None:
     assert encoded.risk_ms - encoded.predicted_ms == pytest.approx(2 * np.sqrt(15**2 + 2**2 + 1 + 0.6**2))
 
 
-def test_costs_scale_with_the_size_of_the_request_where_shapes_are_symbolic() -> None:
+def test_a_request_of_other_sizes_is_decided_at_the_costs_of_those() -> None:
     inputs = (TensorSpec(name="x", dtype="FP32", shape=(1, "n")), TensorSpec(name="mask", dtype="FP32", shape=(1,)))
-    card = ModelCard(**{**{f: getattr(CARD, f) for f in CARD.__struct_fields__}, "inputs": inputs})
-    profile = ModelProfile(**{**{f: getattr(PROFILE, f) for f in PROFILE.__struct_fields__}, "dims": {"n": 99}})
-    table = PlanTable.build(card, profile, contract())
-    found = estimates(table, STATE, RequestFacts(budget_ms=1e6, input_bytes=3 * 400))
+    by_n = Elements(extents=(0,))
+    growth = Growth(
+        monomials=(((0, 1),),),
+        extents=(Extent(0, (Step(0, 1, 0, 1),)),),
+        whole_work=(10.0,),
+        outputs=(by_n, by_n),
+        cuts={
+            EARLY: CutGrowth(head_work=(2.0,), crossing=(by_n, by_n)),
+            LATE: CutGrowth(head_work=(7.0,), crossing=(by_n,)),
+        },
+    )
+    card = msgspec.structs.replace(CARD, inputs=inputs, growth=growth)
+    table = PlanTable.build(card, msgspec.structs.replace(PROFILE, dims={"n": 25_000}, sizes=(25_000,)), contract())
+    facts = RequestFacts(budget_ms=1e6, sizes=(75_000,))
+    found = estimates(table, STATE, facts)
     assert found[LOCAL].predicted_ms == pytest.approx(5 + 3 * 250)
-    assert found[offload("raw")].bytes == 300_000
-    assert found[offload("raw")].predicted_ms == pytest.approx(5 + 13 + 3 * (2 + 100 + 1.5 + 150 + 0.8 + 0.016))
+    assert found[offload("raw")].bytes == pytest.approx(300_000, abs=64)
+    assert found[offload("raw")].predicted_ms == pytest.approx(
+        5 + 13 + 3 * (2 + 100 + 1.5 + 150 + 0.8 + 0.016), abs=0.1
+    )
+    decision = decide(table, STATE, facts)
+    assert decision.chosen == found[decision.chosen.plan]
+    alone = dataclasses.replace(STATE, remote=None, remote_why_not="no companion")
+    assert decide(table, alone, facts).chosen.predicted_ms == pytest.approx(5 + 3 * 250)
 
 
 def test_chosen_is_the_least_predicted_and_runners_up_follow_in_order() -> None:
@@ -596,7 +614,6 @@ def test_in_ten_thousand_random_states_a_forbidden_plan_is_never_chosen() -> Non
         facts = RequestFacts(
             budget_ms=float(100 * np.exp(rng.normal(0, 2))),
             encoded_bytes=6000 if picture else 0,
-            input_bytes=0 if picture else 800,
             privacy=str(rng.choice(order)),
             mode=[None, *Placement][int(rng.integers(4))] if rng.random() < 0.3 else None,
         )

@@ -20,7 +20,7 @@ from split.errors import InvalidModel
 from split.graph.card import CutCard, ModelCard, write_card
 from split.ids import CutId, ModelDigest
 from split.plan.plan import Placement, Plan, RequestFacts
-from split.plan.predict import payload_bytes, scale_of
+from split.plan.predict import payload_bytes
 from split.plan.table import PlanTable
 from split.profiles.contract import Contract, Data, InputContract, contract_beside
 from split.profiles.image_spec import ImageSpec
@@ -29,6 +29,7 @@ from split.runtime.engine import Segment
 from split.runtime.segment import OrtEngine, OrtSegment
 from split.tensor import Array, Tensors, TensorSpec
 from split.workbench.child import run_child_sync
+from split.workbench.cut import prepare
 from split.workbench.golden import profile_basis, typical_jpeg
 from split.workbench.profile import profile_model
 
@@ -38,6 +39,11 @@ HEAD = f"{HEADER} h (float[N, 1024] x) => (float[N, 1024] a) {{ a = Neg(x) }}"
 TAIL = f"{HEADER} t (float[N, 1024] a) => (float[N, 1024] y) {{ y = Neg(a) }}"
 X = TensorSpec(name="x", dtype="FP32", shape=("N", 1024))
 Y = TensorSpec(name="y", dtype="FP32", shape=("N", 1024))
+TAIL_OF_TWO = (
+    f"{HEADER} t (float[N, 1024] a) => (float[N, 1024] y) <float[2, 1] two = {{1, 1}}> {{ b = Neg(a) y = Mul(b, two) }}"
+)
+"""Right for a batch of two, of another shape for a batch of one."""
+FACTS = RequestFacts(budget_ms=1e9)
 
 
 def write(path: Path, text: str) -> None:
@@ -503,16 +509,58 @@ def test_what_there_is_no_time_to_compare_is_left_out(tmp_path: Path, caplog: py
     assert "7 of 7 cuts are left out" in caplog.text
 
 
-def test_bytes_measured_at_one_batch_tell_those_of_another(tmp_path: Path) -> None:
-    card = lay_out(tmp_path)
-    profile = measured(card, tmp_path, inputs=requests(1, batch=2))
+NET = f"""{HEADER} g (float[N, 3, H, W] x) => (float[N, 4, P, Q] y)
+<float[8, 3, 3, 3] w1, float[8, 8, 3, 3] w2, float[4, 8, 3, 3] w3>
+{{
+  a = Conv <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> (x, w1)
+  b = Relu(a)
+  c = Conv <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> (b, w2)
+  d = Relu(c)
+  y = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (d, w3)
+}}"""
+
+
+def test_a_dynamic_model_is_timed_at_two_sizes_and_its_bytes_are_known_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "models/m/1/model.onnx"
+    path.parent.mkdir(parents=True)
+    model, random = onnx.parser.parse_model(NET), np.random.default_rng(4)
+    for value in model.graph.value_info:
+        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        weight = random.normal(0, 0.1, shape).astype("f4")
+        model.graph.initializer.append(onnx.numpy_helper.from_array(weight, value.name))
+    del model.graph.value_info[:]
+    onnx.save(model, path)
+    first = {"x": random.normal(size=(1, 3, 96, 64)).astype("f4")}
+    card = prepare(path, tmp_path / "parts", inputs=first)
+    assert card.cuts
+    profile = measured(card, tmp_path, inputs=[first])
+    assert profile.sizes == (1, 96, 64)
+    assert profile.other_sizes == (1, 32, 32)
+    assert len(profile.cuts) == len(card.cuts)
+    assert profile.other_whole_ms > 0.0
+    assert all(cut.other_head_ms > 0.0 and cut.other_tail_ms > 0.0 for cut in profile.cuts)
     table = PlanTable.build(card, profile, Contract(data=Data(codecs=("raw", "fp16", "int8"))))
-    [request] = requests(1, batch=16)
-    facts = RequestFacts(budget_ms=1e9, input_bytes=request["x"].nbytes)
-    for codec in ("raw", "fp16", "int8"):
-        row = table.row_of[Plan(placement=Placement.SPLIT, cut=CutId("c"), codec=codec)]
-        really = len(b"".join(encode({"a": -request["x"]}, codec)))
-        assert payload_bytes(table, facts, row) == pytest.approx(really, rel=0.1)  # the header does not grow
-        if codec == "raw":
-            assert payload_bytes(table, facts, row) == pytest.approx(really, rel=0.02)
-    assert scale_of(table, facts) == 8.0
+    for sizes in ((1, 33, 47), (2, 64, 100), (1, 224, 128)):
+        image = {"x": random.normal(size=(sizes[0], 3, *sizes[1:])).astype("f4")}
+        for cut in card.cuts:
+            crosses = OrtEngine().open(tmp_path / f"parts/{cut.id}.head.onnx", threads=1).run(image)
+            for codec in ("raw", "fp16", "int8"):
+                plan = Plan(placement=Placement.SPLIT, cut=cut.id, codec=codec)
+                if plan not in table.row_of:
+                    continue
+                predicted = round(payload_bytes(table.at(sizes), FACTS, table.row_of[plan]))
+                really = len(b"".join(encode({spec.name: crosses[spec.name] for spec in cut.boundary}, codec)))
+                assert predicted == (really if codec == "raw" else pytest.approx(really, rel=0.1, abs=256)), (
+                    cut.id,
+                    plan,
+                )
+
+
+def test_a_cut_that_is_right_at_one_size_only_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    grown = prepare(tmp_path / "models/m/1/model.onnx", tmp_path / "as-it-is") if lay_out(tmp_path) else None
+    assert grown is not None
+    card = msgspec.structs.replace(lay_out(tmp_path, tail=TAIL_OF_TWO), growth=grown.growth)
+    profile = measured(card, tmp_path, inputs=requests(1, batch=2))
+    assert profile.other_sizes == (1,)
+    assert profile.cuts == ()
+    assert "is left out" in caplog.text
