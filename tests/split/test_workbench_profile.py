@@ -550,7 +550,7 @@ def test_a_dynamic_model_is_timed_at_two_sizes_and_its_bytes_are_known_at_all(tm
                     continue
                 predicted = round(payload_bytes(table.at(sizes), FACTS, table.row_of[plan]))
                 really = len(b"".join(encode({spec.name: crosses[spec.name] for spec in cut.boundary}, codec)))
-                assert predicted == (really if codec == "raw" else pytest.approx(really, rel=0.1, abs=256)), (
+                assert predicted == (really if codec == "raw" else pytest.approx(really, rel=0.2, abs=256)), (
                     cut.id,
                     plan,
                 )
