@@ -112,7 +112,7 @@ def _may_run(table: PlanTable, observation: Observation, facts: RequestFacts) ->
 def _crossing_bytes(table: PlanTable, facts: RequestFacts) -> Floats:
     """What each plan moves over the link, request and reply with their metadata; 0 for local."""
     units = np.zeros(len(Column))
-    units[[Column.UP, Column.DOWN]] = scale_of(table, facts)
+    units[[Column.UP, Column.DOWN]] = 1.0
     units[Column.ENCODED], units[Column.REMOTE] = facts.encoded_bytes, 2 * REQUEST_METADATA_BYTES
     moved: Floats = units @ table.costs
     return moved

@@ -400,7 +400,7 @@ def test_a_plan_that_would_exceed_the_metered_bytes_is_never_chosen(
     used: int, mode: Placement | None, picture: int, budget_ms: float
 ) -> None:
     planner = metered_planner([used], 1_000_000)
-    facts = RequestFacts(budget_ms=budget_ms, input_bytes=0 if picture else 49_152, encoded_bytes=picture, mode=mode)
+    facts = RequestFacts(budget_ms=budget_ms, encoded_bytes=picture, mode=mode)
     chosen = choose(planner, facts).chosen
     if chosen.plan != LOCAL:
         assert used + chosen.bytes + PROFILE.output_bytes <= 1_000_000
