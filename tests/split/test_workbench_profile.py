@@ -147,6 +147,24 @@ def test_the_profile_says_how_far_the_model_is_from_itself_without_optimisations
     assert profile.self_difference == pytest.approx(expected, rel=1e-2)
 
 
+@pytest.mark.parametrize(("step_s", "runs"), [(0.0, 3), (100.0, 1)])
+def test_a_slow_model_is_held_against_itself_on_one_request_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_s: float, runs: int
+) -> None:
+    ran = []
+
+    class Counted(OrtEngine):
+        def open_optimised(self, path: Path, *, threads: int, spin_us: int = 0, prepack: bool) -> OrtSegment:
+            plain = super().open_optimised(path, threads=threads, spin_us=spin_us, prepack=prepack)
+            run = plain.run
+            monkeypatch.setattr(plain, "run", lambda feeds: (ran.append(path), run(feeds))[1])
+            return plain
+
+    given = {"inputs": requests(3), "engine": Counted(), "tunings": [Tuning(threads=1)]}
+    profile_model(lay_out(tmp_path), tmp_path / "parts", **given, now_s=Hasty(step_s))  # type: ignore[arg-type]  # each fits
+    assert len(ran) == runs
+
+
 def test_everything_is_measured_with_the_threads_that_were_found_best(tmp_path: Path) -> None:
     card = lay_out(tmp_path)
     slow, quick = Tuning(threads=1), Tuning(threads=2, spin_us=200)
