@@ -66,7 +66,7 @@ class Tally:
 
     graphs: int = 0
     rejected: int = 0
-    """Drafts that the runtime itself does not take or dies of, or that are of both of the next two kinds: no graphs."""
+    """Drafts that the runtime itself does not take, dies of or misreads, or that are of both of the next two kinds."""
     sensitive: int = 0
     """Graphs judged without optimisations only."""
     reshaped: int = 0
@@ -120,7 +120,7 @@ def judge(
     truth = _truth(path, graph)
     trial = Trial(graph=graph, folder=folder, truth=truth or {})
     sensitive, reshaped = trial.sensitive, trial.reshaped
-    if truth is None or (sensitive and reshaped):
+    if truth is None or trial.misread or (sensitive and reshaped):
         tally.rejected += 1
         return
     tally.graphs += 1
@@ -185,8 +185,13 @@ class Trial:
 
     @property
     def reshaped(self) -> bool:
-        """Whether the whole's outputs have other shapes at the two levels."""
+        """Whether the whole's outputs have other shapes at the two levels: loops of no rounds."""
         return any(there.shape != here.shape for there, here in self._at_both_levels())
+
+    @property
+    def misread(self) -> bool:
+        """Whether they have other shapes, and both have elements: then one level is wrong, whatever is cut."""
+        return any(there.shape != here.shape and there.size and here.size for there, here in self._at_both_levels())
 
     def _at_both_levels(self) -> Iterator[tuple[Array, Array]]:
         """Each output of each request that ran at both: with optimisations, without."""

@@ -75,6 +75,11 @@ def test_a_loop_of_no_rounds_whose_rows_have_other_dims_without_optimisations_is
     assert not tally.wrong
 
 
+def test_a_graph_that_the_runtimes_optimiser_misreads_is_no_graph(tmp_path: Path) -> None:
+    judge(random_graph(900918), tmp_path, tally := Tally(), cuts_max=20)  # a Dropout replaced by its ratio
+    assert (tally.graphs, tally.rejected) == (0, 1)
+
+
 def test_a_cut_that_loses_something_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     right = cuts.write_parts
 
