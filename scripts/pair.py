@@ -172,9 +172,10 @@ class Pair:
     def cut_link(self) -> None:
         self._command("cut rst")
 
-    def silence_link(self) -> None:
-        """Connections stay open and nothing passes, as when a mobile device drives through a tunnel."""
-        self._command("cut silent")
+    def silence_link(self, way: str = "both") -> None:
+        """Connections stay open and nothing passes, as when a mobile device drives through a tunnel; or nothing one way
+        (`up`, `down`)."""
+        self._command(f"cut silent {way}")
 
     def restore_link(self) -> None:
         self._command("restore")

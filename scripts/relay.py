@@ -6,7 +6,8 @@ It prints one JSON line, `{"port": …, "control": …}`: dial `port` instead of
 a line, each answered with one JSON line:
 
     set [up|down|both] delay_ms=10 rate_mbit=10    new conditions from now on (rate 0 = unlimited)
-    cut rst | cut silent                           reset everything and refuse, or let nothing through either way
+    cut rst                                        reset everything and refuse
+    cut silent [up|down|both]                      let nothing through
     restore                                        end of the cut
     stats                                          bytes passed up and down, connections
 
@@ -38,6 +39,7 @@ CHUNK_BYTES: Final = 4096
 QUEUE_S: Final = 0.010
 """Air time that may wait before the link (a real router's queue is longer; a short one keeps pings honest)."""
 
+WAYS: Final = ("up", "down", "both")
 SOCKET_BUFFER_BYTES: Final = 64 << 10
 SEGMENT_BYTES: Final = 1448
 """Announced TCP segment size: loopback's 64 KiB segments do not go through small socket buffers without stalls."""
@@ -52,6 +54,11 @@ class Direction:
     free_at_s: float = 0.0
     """When the link has sent all that was given to it."""
     passed_bytes: int = 0
+    open: asyncio.Event = field(default_factory=asyncio.Event)
+    """Not set: nothing passes."""
+
+    def __post_init__(self) -> None:
+        self.open.set()
 
     def set(self, key: str, value: float) -> None:
         """`delay_ms` or `rate_mbit`; ValueError for anything else."""
@@ -83,8 +90,6 @@ class Relay:
     def __post_init__(self) -> None:
         self._servers: list[asyncio.Server] = []
         self._pairs: set[asyncio.Task[None]] = set()
-        self._open = asyncio.Event()
-        self._open.set()
         self._refusing = False
 
     async def start(self) -> tuple[int, int]:
@@ -107,27 +112,30 @@ class Relay:
         """Carry out one control line; ValueError when it is none."""
         match line.split():
             case ["set", *words]:
-                ways = [self.up, self.down]
-                if words and words[0] in ("up", "down", "both"):
-                    ways = {"up": [self.up], "down": [self.down], "both": ways}[words.pop(0)]
+                ways = self._ways(words.pop(0) if words and words[0] in WAYS else "both")
                 settings = [word.partition("=")[::2] for word in words]
                 for way in ways:
                     for key, value in settings:
                         way.set(key, float(value))
-            case ["cut", "silent"]:
-                self._open.clear()
+            case ["cut", "silent", *words] if words in ([], *([way] for way in WAYS)):
+                for way in self._ways(*words):
+                    way.open.clear()
             case ["cut", "rst"]:
                 self._refusing = True
                 await self._drop_all()
             case ["restore"]:
                 self._refusing = False
-                self._open.set()
+                for way in self._ways():
+                    way.open.set()
             case ["stats"]:
                 pass
             case _:
                 raise ValueError(f"no command {line!r}: set, cut rst, cut silent, restore, stats")
         counts = {"up_bytes": self.up.passed_bytes, "down_bytes": self.down.passed_bytes}
         return {"ok": True, **counts, "connections": len(self._pairs)}
+
+    def _ways(self, which: str = "both") -> list[Direction]:
+        return {"up": [self.up], "down": [self.down]}.get(which, [self.up, self.down])
 
     async def _on_control(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer):
@@ -187,7 +195,7 @@ class Relay:
                     await something.wait()
                 arrives_at_s, data = in_flight.popleft()
                 await asyncio.sleep(arrives_at_s - loop.time())
-                await self._open.wait()
+                await way.open.wait()
                 if not data:
                     writer.write_eof()
                     return
@@ -198,7 +206,7 @@ class Relay:
             group.create_task(deliver())
             while True:
                 data = await reader.read(CHUNK_BYTES)
-                await self._open.wait()
+                await way.open.wait()
                 in_flight.append((way.send(len(data), loop.time()), data))
                 something.set()
                 if not data:

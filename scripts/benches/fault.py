@@ -202,10 +202,13 @@ def _silent(pair: Pair, asked: Asked, rounds: int, rows: list[dict[str, Any]]) -
     taken = [asked.one(pair, n, mode="local") for n in range(20)]
     local_ms = statistics.median(one.timings_ms["total"] for one in taken if isinstance(one, Answer))
     dice, late, late_for_the_caller, finished_here, worst_ms = random.Random(11), 0, 0, 0, 0.0
-    faults = (("frozen", pair.freeze_companion, pair.thaw_companion), ("cut off", pair.silence_link, pair.restore_link))
+    faults = (
+        (pair.freeze_companion, pair.thaw_companion),
+        *((partial(pair.silence_link, way), pair.restore_link) for way in ("both", "up", "down")),
+    )
     count = 0
     for n in range(rounds):
-        _, silence, heal = faults[n % len(faults)]
+        silence, heal = faults[n % len(faults)]
         burst = BURST if n % 3 == 2 else 1
         deadline_ms = burst * local_ms + SPARE_MS[n % len(SPARE_MS)]
         mode = ("split", "offload", "auto")[n // 2 % 3]

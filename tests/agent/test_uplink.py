@@ -23,7 +23,15 @@ from agent.planner import Planner
 from agent.served_model import ServedModel
 from agent.uplink import SILENCE_S, Asked, Uplink
 from split.codec.payload import encode
-from split.errors import ChannelError, CompanionRefused, ConnectionLost, IdentityError, NotReached, RemoteProtocolError
+from split.errors import (
+    ChannelError,
+    CompanionRefused,
+    ConnectionLost,
+    IdentityError,
+    NotReached,
+    Overloaded,
+    RemoteProtocolError,
+)
 from split.graph.card import CutCard, ModelCard
 from split.ids import CutId, ModelDigest, ModelName
 from split.plan.plan import Placement, Plan, RequestFacts
@@ -36,6 +44,7 @@ from split.tensor import TensorSpec
 from split.transport.memory import MemoryChannel, memory_pair
 from split.transport.retry import Backoff
 from split.transport.virtual_time import run_in_virtual_time
+from split.wire.limits import CONTROL_QUEUE_BYTES, DEFAULT_LIMITS
 from split.wire.messages import (
     Goodbye,
     Hello,
@@ -902,6 +911,36 @@ def test_a_link_of_long_round_trips_connects(tmp_path: Path, rtt_s: float) -> No
             assert len(world.dialled) == connected + 1
 
     run_in_virtual_time(main())
+
+
+@story
+async def test_o_wi_02_where_the_companion_stops_reading_the_queue_is_bounded_and_new_requests_run_here(
+    tmp_path: Path,
+) -> None:
+    """A thousand requests of a MiB, none of which gets through."""
+    world = World(tmp_path, max_message_bytes=1 << 28)
+    async with running(world):
+        await world.until(lambda: world.opened() == set(CUTS))
+        _, device, companion = world.connected[-1]
+        device.freeze()
+        refused = 0
+        for _ in range(1000):
+            try:
+                world.ask(size=1 << 20)
+            except Overloaded:
+                refused += 1
+            assert device.queued_bytes <= DEFAULT_LIMITS.queue_bytes + CONTROL_QUEUE_BYTES
+        assert 992 <= refused < 1000
+        # What is queued before it counts in the prediction of every further one.
+        await asyncio.sleep(1.0)
+        facts = RequestFacts(budget_ms=10_000.0, mode=Placement.OFFLOAD)
+        queued = world.planner.decide("m", facts, edge_queue_ms=0.0, now_s=world.now).chosen.stages_ms["up"]
+        for name in range(1, 1001):
+            world.uplink.abandon(str(name))
+        assert device.queued_bytes < 1 << 20
+        free = world.planner.decide("m", facts, edge_queue_ms=0.0, now_s=world.now).chosen.stages_ms["up"]
+        assert queued > 2 * free
+        companion.kill()
 
 
 # -- sent again -------------------------------------------------------------------------------------------------------

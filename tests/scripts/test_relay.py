@@ -87,6 +87,25 @@ async def test_a_silent_cut_lets_nothing_through_and_loses_nothing() -> None:
         writer.close()
 
 
+@pytest.mark.parametrize(("way", "up_bytes"), [("up", 0), ("down", 4)])
+async def test_a_silent_cut_of_one_way_leaves_the_other(way: str, up_bytes: int) -> None:
+    async with echo_behind_relay() as (relay, port):
+        reader, writer = await dial(port)
+        await relay.command(f"cut silent {way}")
+        writer.write(b"held")
+        writer.write_eof()
+        answer = asyncio.ensure_future(reader.read())
+        async with asyncio.timeout(30):
+            while (await relay.command("stats"))["up_bytes"] != up_bytes:  # noqa: ASYNC110 - sockets decide when
+                await asyncio.sleep(0)
+            for _ in range(200):
+                await asyncio.sleep(0)
+            assert not answer.done()
+            await relay.command("restore")
+            assert await answer == b"held"
+        writer.close()
+
+
 async def test_a_reset_by_the_server_reaches_the_client() -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
