@@ -40,6 +40,15 @@ def test_systemd_finds_nothing_wrong_with_a_unit_and_little_exposed(unit: Path, 
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
+def test_the_devices_unit_takes_no_accelerator_away() -> None:
+    """ProtectClock= implies DeviceAllow=char-rtc, and before systemd 253 a list of allowed devices forbids all others
+    (JetPack 6 and Ubuntu 22.04 have 249, bookworm 252); without CAP_SYS_TIME no clock can be set anyhow."""
+    text = (DEPLOY / "systemd" / "isthmus-agent.service").read_text()
+    settings = set(re.findall(r"^(\w+)=", text, re.MULTILINE))
+    assert settings.isdisjoint({"ProtectClock", "DeviceAllow", "DevicePolicy", "PrivateDevices"})
+    assert "\nCapabilityBoundingSet=\n" in text
+
+
 def test_the_image_runs_as_nobody_special_stops_by_sigterm_and_keeps_its_folders_as_volumes() -> None:
     assert re.search(r"^USER [1-9]\d*$", CONTAINERFILE, re.MULTILINE)
     assert "\nSTOPSIGNAL SIGTERM\n" in CONTAINERFILE

@@ -14,6 +14,7 @@ from split.graph.cuts import all_prefix_cuts, boundary_specs, crossing_bytes, cu
 from split.graph.load import load_model
 from split.graph.model import Model
 from split.graph.partition import share_weights
+from split.runtime.machine import read_machine
 from split.runtime.segment import OrtEngine
 from split.tensor import TensorSpec, relative_difference
 from split.workbench.check import run_halves
@@ -43,6 +44,11 @@ def load(tmp_path: Path) -> Load:
     return from_text
 
 
+HAS_KERNELS = "asimdhp" in read_machine().cpu_features
+"""An ARM with half-precision arithmetic: there the runtime's choice of roundings depends on a node's neighbours."""
+BOUND = 2 * 2**-10 if HAS_KERNELS else 1e-5
+
+
 @pytest.mark.parametrize("text", [CHAIN, BESIDE, CAST_BACK])
 def test_a_16_bit_model_is_cut_without_a_rounding_that_the_whole_does_not_have(load: Load, text: str) -> None:
     model = load(text)
@@ -55,7 +61,7 @@ def test_a_16_bit_model_is_cut_without_a_rounding_that_the_whole_does_not_have(l
         found = run_halves(model, cut, OrtEngine(), model.path.parent, feeds)
         assert found.keys() == expected.keys()
         for name in expected:
-            assert relative_difference(found[name], expected[name]) <= 1e-5, (cut.boundary, name)
+            assert relative_difference(found[name], expected[name]) <= BOUND, (cut.boundary, name)
 
 
 def test_a_16_bit_activation_travels_in_32_bits_and_counts_as_such(load: Load) -> None:
