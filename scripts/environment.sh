@@ -26,7 +26,8 @@ find_python() {
     fi
   done
   fail "needs Python 3.11 or newer with venv and pip, and found none" \
-    "(on Debian: apt-get install python3 python3-venv; or set ISTHMUS_PYTHON to one)"
+    "(on Debian: apt-get install python3 python3-venv; where the system's is older, as on JetPack 6, see" \
+    "docs/arm.md; or set ISTHMUS_PYTHON to one)"
 }
 
 pip_install() {
