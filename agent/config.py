@@ -115,7 +115,7 @@ class AgentConfig(_Section, frozen=True, kw_only=True):
         if self.mqtt is not None:
             raise ValueError("mqtt is not in this version; set it to null or leave it out")
         if self.companions and self.identity is None:
-            raise ValueError("identity (cert, key, ca) is required where companions are set; see isthmus-cloud issue")
+            raise ValueError("identity (cert, key, ca) is required where companions are set; see isthmus enroll")
         for companion in self.companions:
             if companion.port == 0:
                 raise ValueError(f"companion {companion} has port 0; expected the port it listens on")

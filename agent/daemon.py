@@ -20,6 +20,7 @@ from agent.lateness import Lateness
 from agent.metering import Meter, interface_of
 from agent.metrics import Metrics
 from agent.planner import Planner
+from agent.renewal import Renewal
 from agent.repository import Repository
 from agent.serve import Serve
 from agent.served_model import ServedModel
@@ -133,6 +134,11 @@ class Daemon:
             interfaces = Interfaces(uplink.network_changed)
             interfaces.start()
             self._stack.callback(interfaces.close)
+        if config.companions:
+            renewal = Renewal(self._credentials, ask=uplink.ask_renewal)
+            uplink.on_renewed = renewal.answered
+            renewing = asyncio.create_task(renewal.run(), name="renewal")
+            self._stack.callback(renewing.cancel)
         await self._open_doors()
         warming = Warming(planner=planner, compute=compute, models=repository.served)
         warming_task = asyncio.create_task(warming.run(), name="warming")

@@ -48,6 +48,7 @@ from split.tensor import Tensors
 from split.transport.channel import Buffer, Channel, Incoming
 from split.transport.retry import Backoff
 from split.wire.messages import (
+    RENEW_SINCE_MINOR,
     Cancel,
     Goodbye,
     Infer,
@@ -57,6 +58,8 @@ from split.wire.messages import (
     Pong,
     Priority,
     Refused,
+    Renew,
+    Renewed,
     Reply,
     SegmentReady,
 )
@@ -143,6 +146,8 @@ class Uplink:
     ) -> None:
         self.on_silence: Callable[[], None] = lambda: None
         """Called each time that another connection is about to be dialled beside one on which nothing is heard."""
+        self.on_renewed: Callable[[Renewed], None] = lambda renewed: None
+        """Called with the answer to `ask_renewal`."""
         self._dialler = Dialler(companions=companions, dial=dial, backoff=backoff, on_failure=self._not_connected)
         self._planner = planner
         self._golden = golden
@@ -305,6 +310,17 @@ class Uplink:
         except IsthmusError:  # gone, or full: the companion finds out by itself
             return
 
+    def ask_renewal(self, request: str) -> bool:
+        """Ask the companion that is connected for a new certificate; False where none is that knows of it."""
+        channel = self._channel
+        if channel is None or self._leaving or channel.peer_hello.minor < RENEW_SINCE_MINOR:
+            return False
+        try:
+            channel.send(Renew(request=request))
+        except IsthmusError:  # gone, or full: asked again later
+            return False
+        return True
+
     def suspect(self, why: str = "does not answer in time") -> None:
         """A reply is late: no new request goes there until something is heard again."""
         if self._channel is not None and not self._suspected and not self._leaving:
@@ -428,6 +444,8 @@ class Uplink:
                     heavy = ping[1] > 0  # those may travel on another connection; on one, answers keep their order
                     for older in [n for n, (_, weight) in self._pings.items() if n < nonce and (weight > 0) == heavy]:
                         del self._pings[older]  # that answer will not come
+            case Renewed() as renewed:
+                self.on_renewed(renewed)
             case Goodbye(reason=reason):
                 self._take_goodbye(reason)
             case other:

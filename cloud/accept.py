@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
 from typing import Final
 
 from cloud.companion import Companion
@@ -27,6 +28,7 @@ class Reception:
         self._ending: set[asyncio.Task[None]] = set()
         """What closes displaced ones; in bounded time, as every close."""
         self.leaving = False
+        self._revoked: Collection[int] = ()
 
     @property
     def sessions(self) -> int:
@@ -43,6 +45,8 @@ class Reception:
         session = Session(channel, self._companion)
         self._sessions[session] = peer.name
         self._displace(peer.name)
+        if peer.serial in self._revoked:  # since its handshake
+            asyncio.get_running_loop().call_soon(session.end_as_revoked)
         try:
             await session.run()
         except Exception:
@@ -75,6 +79,13 @@ class Reception:
         task = asyncio.create_task(session.close(reason), name=f"displace {device}")
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
+
+    def revoke(self, serials: Collection[int]) -> None:
+        """The certificates that are not good any more: whoever has shown one is sent away at once."""
+        self._revoked = serials
+        for session in tuple(self._sessions):
+            if session.serial in serials:
+                session.end_as_revoked()
 
     async def send_home(self, reason: str, *, within_s: float) -> None:
         """Goodbye to all; requests under way get `within_s` to be answered, then every session is closed."""

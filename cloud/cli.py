@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import logging
 import os
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 from split.errors import ConfigError, IsthmusError
@@ -63,7 +65,25 @@ def _parser() -> argparse.ArgumentParser:
     issue.add_argument("name", metavar="NAME", help="the device's name: a-z, 0-9 and -")
     issue.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="folder for the three files")
     issue.set_defaults(run=_issue)
-    for command in (serve, init, issue):
+    token = commands.add_parser(
+        "token",
+        help="make a one-time token with which one device enrols",
+        description="Print a token that lets one device enrol (`isthmus enroll`), once, before it expires. Whoever has "
+        "it can become that device: carry it as you would a password.",
+    )
+    token.add_argument("--name", default="", help="the device's name: a-z, 0-9 and - (default: made up)")
+    token.add_argument("--ttl", type=_span_s, default=3600.0, metavar="TIME", help="as 90s, 30m, 1h, 2d (default: 1h)")
+    token.add_argument("--json", action="store_true", help="print JSON")
+    token.set_defaults(run=_token)
+    revoke = commands.add_parser(
+        "revoke",
+        help="take a device's certificates back",
+        description="Add certificates to the revocation list. A running companion ends those devices' sessions within "
+        "seconds. There is no way back but enrolling anew.",
+    )
+    revoke.add_argument("who", metavar="NAME|SERIAL", help="a device's name (all its certificates) or a serial in hex")
+    revoke.set_defaults(run=_revoke)
+    for command in (serve, init, issue, token, revoke):
         command.add_argument("--config", type=Path, required=True, metavar="FILE", help="the companion's configuration")
     return parser
 
@@ -88,21 +108,65 @@ def _init(parsed: argparse.Namespace) -> int:
     made = make_identity(load_config(parsed.config, os.environ), parsed.name)
     for what, path in made:
         print(f"{what}: {path}")
-    print(f"next: isthmus-cloud issue NAME -o DIR --config {parsed.config}   (a certificate for each device)")
-    print(f"then: isthmus-cloud serve --config {parsed.config}")
+    print(f"next: isthmus-cloud serve --config {parsed.config}")
+    print(f"then: isthmus-cloud token --config {parsed.config}   (for each device; or isthmus-cloud issue NAME -o DIR)")
     return 0
 
 
 def _issue(parsed: argparse.Namespace) -> int:
     from cloud.config import load_config
     from cloud.identity import authority_folder
-    from split.identity.certificates import issue
+    from cloud.register import Register
+    from split.identity.certificates import LEAF_DAYS
 
     config = load_config(parsed.config, os.environ)
-    identity = issue(authority_folder(config), parsed.name, "device", parsed.output)
+    register = Register(authority_folder(config))
+    identity = register.issue(parsed.name, "device", parsed.output, days=LEAF_DAYS)
     print(f"certificate: {identity.cert}\nkey (keep it secret): {identity.key}\nauthority: {identity.ca}")
     print("next: bring the three files to the device and name them under `identity` in its configuration")
     return 0
+
+
+def _token(parsed: argparse.Namespace) -> int:
+    from cloud.config import load_config
+    from cloud.identity import make_token
+
+    config = load_config(parsed.config, os.environ)
+    token = make_token(config, name=parsed.name, ttl_s=parsed.ttl)
+    assert config.enroll_listen is not None, "make_token has refused that"
+    until = datetime.fromtimestamp(token.expires_at_s, UTC)
+    if parsed.json:
+        shown = {"token": token.text(), "name": parsed.name or None, "expires": f"{until:%Y-%m-%dT%H:%M:%SZ}"}
+        print(json.dumps(shown, indent=2))
+        return 0
+    print(token.text())
+    port = config.enroll_listen.port or "PORT"
+    print(f"good once, until {until:%Y-%m-%d %H:%M} UTC, while `isthmus-cloud serve` runs; next:", file=sys.stderr)
+    print(f"isthmus enroll --token TOKEN --companion HOST:{port} --config FILE   (on the device)", file=sys.stderr)
+    return 0
+
+
+def _revoke(parsed: argparse.Namespace) -> int:
+    from cloud.config import load_config
+    from cloud.identity import authority_folder
+    from cloud.register import Register
+
+    config = load_config(parsed.config, os.environ)
+    for serial in Register(authority_folder(config)).revoke(parsed.who, now_s=time.time()):
+        print(f"revoked: {serial}")
+    return 0
+
+
+def _span_s(text: str) -> float:
+    """Seconds in `90s`, `30m`, `1h` or `2d`, from one second to thirty days; for argparse's `type`."""
+    unit_s = {"s": 1, "m": 60, "h": 3600, "d": 86_400}.get(text[-1:], 0)
+    try:
+        seconds = float(text[:-1]) * unit_s
+    except ValueError:
+        seconds = 0.0
+    if not 1.0 <= seconds <= 30 * 86_400:
+        raise argparse.ArgumentTypeError(f"expected a time from 1s to 30d, as 90s, 30m, 1h or 2d, got {text!r}")
+    return seconds
 
 
 class OneLine(logging.Formatter):

@@ -8,6 +8,7 @@ from cloud.admission import Admission
 from cloud.executor import TailExecutor
 from cloud.metrics import Metrics
 from cloud.pictures import DecodingRoom
+from cloud.renewal import Renewals
 from cloud.segments import Segments
 from cloud.store import ModelStore
 
@@ -21,4 +22,6 @@ class Companion:
     metrics: Metrics
     decoded_bytes: int
     """Bound of one payload as decoded: a few compressed bytes must not become gigabytes."""
+    renewals: Renewals | None = None
+    """None: certificates are renewed elsewhere."""
     pictures: DecodingRoom = field(default_factory=DecodingRoom)

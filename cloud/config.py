@@ -52,7 +52,11 @@ class CompanionConfig(_Section, frozen=True, kw_only=True):
     listen: HostPort = HostPort("0.0.0.0:7443")
     """Where devices dial in (TLS, both sides authenticated); port 0: the system chooses."""
     enroll_listen: HostPort | None = HostPort("0.0.0.0:7444")
-    """Where devices will enrol, while one-time tokens live: not in this version, nothing listens there. null: never."""
+    """Where devices enrol (`isthmus enroll`), open only while a one-time token of `isthmus-cloud token` lives; port 0:
+    the system chooses, the log names it. null: never."""
+    certificate_days: Annotated[float, msgspec.Meta(gt=0, le=3650)] = 30.0
+    """Days that a certificate made at enrolment or renewal is good; renewed after two thirds. 30: a device may be off
+    for ten days, and a key that was copied and not revoked is of no use after a month."""
     budget_bytes: _Bytes = 4 << 30
     """Bytes that opened segments may take in memory; beyond it the least used are closed. 4 GiB fits a small server."""
     models_bytes: _Bytes = 16 << 30

@@ -10,11 +10,17 @@ from cloud.accept import Reception
 from cloud.admission import Admission, Bounds
 from cloud.companion import Companion
 from cloud.config import CompanionConfig
+from cloud.enrolment import Enrolment
 from cloud.executor.local import LocalExecutor
 from cloud.health import HealthServer
+from cloud.identity import authority_folder, tokens_folder
 from cloud.metrics import Metrics
+from cloud.register import Register
+from cloud.renewal import Renewals
+from cloud.revocations import Revocations
 from cloud.segments import Segments
 from cloud.store import ModelStore
+from cloud.tokens import TokenStore
 from cloud.version import VERSION
 from cloud.workbench import ChildWorkbench
 from split.codec.image import image_fingerprint
@@ -68,13 +74,18 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
     for key, folder in (("state_dir", config.state_dir), ("cache_dir", config.cache_dir)):
         require_writable(key, folder)
     paths = config.identity
+    register = Register(authority_folder(config))
+    revocations = Revocations(register)
     credentials = Credentials(
         Identity(cert=paths.cert, key=paths.key, ca=paths.ca),
         "companion",
         known_time=KnownTime(config.state_dir / "known-time"),
+        revoked=lambda: revocations.serials,
     )
     if warning := credentials.require():
         log.warning("%s", warning)
+    revocations.start()
+    renewals = Renewals(register, credentials, days=config.certificate_days)
     engine = OrtEngine()
     tuning = default_tuning(await asyncio.to_thread(read_machine), config.threads)
     opened = SegmentStore(engine, threads=tuning.threads, spin_us=tuning.spin_us, budget_bytes=config.budget_bytes)
@@ -96,8 +107,11 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
         ),
         metrics=metrics,
         decoded_bytes=config.limits.inflight_bytes,
+        renewals=renewals,
     )
     reception = Reception(companion)
+    reception.revoke(revocations.serials)
+    revocations.on_change = reception.revoke
     limits = Limits(max_message_bytes=min(config.limits.device_bytes + MAX_METADATA_BYTES, MAX_MESSAGE_BYTES))
 
     kernels, image = await asyncio.to_thread(lambda: (kernel_answers(), image_fingerprint()))
@@ -139,8 +153,20 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
         raise ConfigError(f"listen: {error}; stop what listens there, or choose another HOST:PORT") from error
     stack.push_async_callback(listener.close)
     stack.push_async_callback(lambda: reception.send_home("the companion is stopping", within_s=DRAIN_S))
-    watchdog = asyncio.create_task(feed_watchdog(live), name="watchdog")
-    stack.callback(watchdog.cancel)
+    beside = [feed_watchdog(live), revocations.run(), renewals.keep_own()]
+    if config.enroll_listen is not None:
+        enrolment = Enrolment(
+            config.enroll_listen,
+            identity=credentials.identity,
+            register=register,
+            tokens=TokenStore(tokens_folder(config)),
+            days=config.certificate_days,
+            now_s=credentials.known_time.now_s,
+        )
+        stack.push_async_callback(enrolment.close)
+        beside.append(enrolment.run())
+    for work in beside:
+        stack.callback(asyncio.create_task(work).cancel)
     log.info(
         "isthmus-cloud listening on %s:%d threads=%d runtime=%r",
         config.listen.host,

@@ -6,16 +6,39 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from pathlib import Path
 
 from cloud.config import CompanionConfig
+from cloud.register import Register
+from cloud.tokens import TokenStore
 from split.errors import IdentityError
-from split.identity.certificates import issue, make_authority
+from split.identity.certificates import LEAF_DAYS, make_authority
+from split.identity.tokens import JoinToken, pin_of
 
 
 def authority_folder(config: CompanionConfig) -> Path:
     """Where `ca.pem` and `ca-key.pem` lie."""
     return config.state_dir / "authority"
+
+
+def tokens_folder(config: CompanionConfig) -> Path:
+    """Where one-time join tokens are kept, hashed."""
+    return config.state_dir / "tokens"
+
+
+def make_token(config: CompanionConfig, *, name: str, ttl_s: float) -> JoinToken:
+    """A new one-time token for one device; IdentityError without an authority of this companion's own."""
+    if config.enroll_listen is None:
+        raise IdentityError("enroll_listen is null in the configuration: no device can enrol here; set HOST:PORT")
+    authority = authority_folder(config) / "ca.pem"
+    try:
+        pin = pin_of(authority.read_text())
+    except OSError as error:
+        raise IdentityError(
+            f"{authority} cannot be read ({error.strerror}): make the authority first (isthmus-cloud init)"
+        ) from error
+    return TokenStore(tokens_folder(config)).make(name=name, pin=pin, ttl_s=ttl_s, now_s=time.time())
 
 
 def make_identity(config: CompanionConfig, name: str) -> list[tuple[str, Path]]:
@@ -31,7 +54,7 @@ def make_identity(config: CompanionConfig, name: str) -> list[tuple[str, Path]]:
     made = [authority.cert, authority.key]
     try:
         with tempfile.TemporaryDirectory(prefix=".issuing-", dir=folder) as fresh:
-            issued = issue(folder, name, "companion", Path(fresh) / "companion")
+            issued = Register(folder).issue(name, "companion", Path(fresh) / "companion", days=LEAF_DAYS)
             for source, target, mode in (
                 (issued.cert, paths.cert, 0o644),
                 (issued.key, paths.key, 0o600),

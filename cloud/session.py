@@ -28,6 +28,7 @@ from split.errors import (
     ModelUnavailable,
     Overloaded,
     RemoteProtocolError,
+    Revoked,
 )
 from split.ids import OFFLOAD_CUT
 from split.tensor import Tensors, dtype_name
@@ -43,6 +44,8 @@ from split.wire.messages import (
     Pong,
     Priority,
     Refused,
+    Renew,
+    Renewed,
     Reply,
     SegmentOpen,
 )
@@ -75,6 +78,7 @@ class Session:
         """As far as they are counted."""
         self._leaving = ""
         self._cut_off = False
+        self._renewing = False
         self._group = asyncio.TaskGroup()
         """Owner of all tasks of this session."""
         self._openings = Openings(self._device, companion, self._group, self._send)
@@ -111,6 +115,20 @@ class Session:
     async def close(self, reason: str) -> None:
         """Send what is queued, then end the session."""
         await self._channel.close(reason)
+
+    @property
+    def serial(self) -> int:
+        """Of the certificate that the device has shown."""
+        return self._channel.peer.serial
+
+    def end_as_revoked(self) -> None:
+        """The device's certificate was taken back: it is told so, and nothing of it goes on."""
+        log.warning("session ended device=%s reason='its certificate %x was revoked'", self._device, self.serial)
+        last = Refused(code=Revoked.code, message="your certificate was revoked: enrol anew, with a new token")
+        self._send(last, priority=Priority.CONTROL)
+        if not self._cut_off:
+            self._cut_off = True
+            self._group.create_task(self._channel.close("the device's certificate was revoked"))
 
     async def _serve(self) -> None:
         while True:
@@ -152,6 +170,8 @@ class Session:
                 _check_name(digest)
                 _check_name(cut)
                 self._openings.open(wanted)
+            case Renew(request=request):
+                self._begin_renewal(request)
             case Ping(nonce=nonce):
                 self._send(Pong(nonce=nonce), priority=Priority.CONTROL)
             case Pong():
@@ -160,6 +180,22 @@ class Session:
                 log.info("goodbye device=%s reason=%r", self._device, reason)
             case other:
                 raise RemoteProtocolError(f"a device does not send {type(other).__name__}")
+
+    def _begin_renewal(self, request: str) -> None:
+        renewals = self._companion.renewals
+        if renewals is None or self._renewing:
+            why = "one renewal at a time" if self._renewing else "this companion renews no certificates"
+            self._send(Renewed(message=why))
+            return
+        self._renewing = True
+
+        async def renew() -> None:
+            try:
+                self._send(await renewals.answer(self._channel.peer, request))
+            finally:
+                self._renewing = False
+
+        self._group.create_task(renew())
 
     # -- requests -----------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ known. What is lost then is only "not valid yet", which a lower bound of the tim
 from __future__ import annotations
 
 import logging
+import shutil
 import ssl
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from split.identity.contexts import (
     server_context,
     validity_of,
 )
-from split.identity.files import finish_switch
+from split.identity.files import CERT_MODE, KEY_MODE, finish_switch, make_folder, switch_pair, write_whole
 from split.identity.known_time import KnownTime
 from split.identity.readiness import own_certificate, require_identity
 
@@ -61,6 +62,7 @@ class Credentials:
         self.known_time = known_time or KnownTime()
         self._revoked = revoked
         self._context: ssl.SSLContext | None = None
+        self._validity: tuple[_Stamp, Validity] | None = None
         self._loaded: _Stamp = ()
         """What the files were when the context was made."""
         self._looked_at: _Stamp = ()
@@ -105,7 +107,30 @@ class Credentials:
 
     def validity(self) -> Validity:
         """Of our own certificate as it lies there now; IdentityError when the files cannot serve."""
-        return validity_of(own_certificate(self.identity, self.role))
+        stamp = self._stamp()
+        if self._validity is None or self._validity[0] != stamp:
+            self._validity = stamp, validity_of(own_certificate(self.identity, self.role))
+        return self._validity[1]
+
+    def switch(self, *, cert: bytes, key: bytes) -> None:
+        """Put a renewed certificate (chain) and its key, PEM, in place of ours, if every peer would take it.
+
+        IdentityError: it would not be taken, is for another name, or cannot be written; then ours stays.
+        """
+        folder = self.identity.cert.parent / ".renewing"
+        make_folder(folder)
+        try:
+            fresh = Identity(cert=folder / "cert.pem", key=folder / "key.pem", ca=self.identity.ca)
+            write_whole(fresh.cert, cert, mode=CERT_MODE)
+            write_whole(fresh.key, key, mode=KEY_MODE)
+            name, before = (
+                peer_of(own_certificate(identity, self.role), role=self.role) for identity in (fresh, self.identity)
+            )
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        if name != before:
+            raise IdentityError(f"the renewed certificate is for {name!r}, ours is for {before!r}: it is not taken")
+        switch_pair(self.identity, cert=cert, key=key)
 
     def require(self) -> str:
         """At the start: finish a renewal that a crash cut short, hold the files against each other, learn the time.

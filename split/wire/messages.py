@@ -16,6 +16,7 @@ PROTOCOL_MINOR = 1
 """What each added stands in PROTOCOL.md §9."""
 
 CREDIT_SINCE_MINOR = 1
+RENEW_SINCE_MINOR = 1
 """A peer of this minor version or a later one keeps to the credit that our Hello gives it."""
 
 LANES = ("", "urgent", "bulk")

@@ -96,6 +96,30 @@ def test_issue_needs_an_authority_and_a_name(config: Path, tmp_path: Path) -> No
     assert not (tmp_path / "camera-1").exists()
 
 
+def test_a_token_needs_an_authority_and_a_place_to_enrol_at(config: Path) -> None:
+    missing = run("token", "--config", config)
+    assert missing.returncode == 1
+    assert "isthmus-cloud init" in missing.stderr
+    run("init", "--config", config)
+    never = run("token", "--config", config, env={"ISTHMUS__ENROLL_LISTEN": "null"})
+    assert never.returncode == 1
+    assert "enroll_listen is null" in never.stderr
+    made = run("token", "--config", config, "--name", "cam-1", "--ttl", "90s")
+    assert made.returncode == 0
+    (token,) = made.stdout.splitlines()
+    assert token.startswith("isthmus-join-1.")
+    assert token not in made.stderr
+
+
+def test_revoking_somebody_unknown_fails_with_a_sentence(config: Path, tmp_path: Path) -> None:
+    run("init", "--config", config)
+    failed = run("revoke", "cam-1", "--config", config)
+    assert failed.returncode == 1
+    assert "no certificate of a device 'cam-1' is on record" in failed.stderr
+    run("issue", "cam-1", "-o", tmp_path / "cam-1", "--config", config)
+    assert re.fullmatch(r"revoked: [0-9a-f]{20,40}\n", run("revoke", "cam-1", "--config", config).stdout)
+
+
 @pytest.mark.parametrize(
     ("text", "word"),
     [
@@ -119,7 +143,9 @@ def test_a_bad_configuration_exits_78_with_one_sentence(tmp_path: Path, text: st
 def test_a_missing_configuration_exits_78_and_wrong_usage_2(tmp_path: Path) -> None:
     assert run("serve", "--config", tmp_path / "none.yaml").returncode == 78
     assert run("serve").returncode == 2
-    assert run("token", "--config", tmp_path / "none.yaml").returncode == 2
+    assert run("token", "--config", tmp_path / "none.yaml").returncode == 78
+    for ttl in ("1y", "0s", "-1h", "31d", "nanh", ""):
+        assert run("token", "--ttl", ttl, "--config", tmp_path / "none.yaml").returncode == 2
     assert run().returncode == 2
 
 
