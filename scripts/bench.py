@@ -34,6 +34,7 @@ BENCHES: Final = {
     "fault": "the companion killed, silent or restarted, the device roaming: late, lost, wrong, twice",
     "activate": "until a segment can be used, cached and not",
     "fuzz": "random models, every cut's halves against the whole; what is refused and why",
+    "channel": "what the TLS channel makes of an emulated link, and of the loopback",
     "zoo": "ten real models of ten kinds: where they may be cut, and every checked cut against the whole",
 }
 

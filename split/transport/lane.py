@@ -192,6 +192,8 @@ class Lane(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._writing_paused = False
+        if self._loop.time() >= self._measure_at_s:
+            self._measure()
         self.pump()
 
     def eof_received(self) -> bool:
@@ -223,16 +225,15 @@ class Lane(asyncio.BufferedProtocol):
                 transport.write(frame)
         finally:
             self._pumping = False
-        if self._loop.time() >= self._measure_at_s:
-            self._measure()
         if self._owner is not None:
             self._owner.lane_moved()
 
     def _measure(self) -> None:
-        """Let the size of frames follow the rate that TCP sees."""
+        """Let the size of frames follow the rate that TCP sees. Asked while the link holds us back and not otherwise:
+        then the rate is the link's."""
         self._measure_at_s = self._loop.time() + MEASURE_S
         info = self._info()
-        if info is not None and info.delivery_rate_bytes_per_s > 0 and not info.app_limited:
+        if info is not None and info.delivery_rate_bytes_per_s > 0:
             self.connection.frame_bytes = frame_bytes_at(info.delivery_rate_bytes_per_s)
 
     def hold_reading(self, hold: bool) -> None:
