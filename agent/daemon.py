@@ -243,6 +243,7 @@ def _metrics(journal: Journal, compute: Compute, uplink: Uplink, meter: Meter) -
     return Metrics(
         journal,
         version=VERSION,
+        link=lambda: uplink.observation,
         gauges={
             "isthmus_queue_seconds": ("Expected wait for the worker.", lambda: compute.queue_ms / 1000),
             "isthmus_remote_inflight": ("Requests that wait for the companion.", lambda: uplink.inflight),

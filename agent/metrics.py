@@ -11,17 +11,34 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from agent.journal import BUCKETS_MS, Journal
+from split.transport.channel import LinkFacts, Observation
+
+_OF_CONNECTION: Mapping[str, tuple[str, Callable[[LinkFacts], float]]] = {
+    "isthmus_link_rtt_seconds": ("Round trip as TCP smooths it.", lambda one: one.rtt_ms / 1000),
+    "isthmus_link_rtt_variation_seconds": ("Its mean deviation.", lambda one: one.rtt_var_ms / 1000),
+    "isthmus_link_rate_bytes_per_second": ("What the peer acknowledged per second.", lambda one: one.rate_bytes_per_s),
+    "isthmus_link_cwnd_bytes": ("Congestion window.", lambda one: one.cwnd_bytes),
+    "isthmus_link_unacked_bytes": ("Sent and not acknowledged.", lambda one: one.unacked_bytes),
+    "isthmus_link_unsent_bytes": ("In the kernel and not yet sent.", lambda one: one.unsent_bytes),
+    "isthmus_link_retransmits": ("Segments sent again on this connection.", lambda one: one.retransmits),
+}
 
 
 class Metrics:
-    """`gauges`: name → (help, function that reads it)."""
+    """`gauges`: name → (help, function that reads it); `link`: the connection to the companion now, if there is one."""
 
     def __init__(
-        self, journal: Journal, *, version: str, gauges: Mapping[str, tuple[str, Callable[[], float]]]
+        self,
+        journal: Journal,
+        *,
+        version: str,
+        gauges: Mapping[str, tuple[str, Callable[[], float]]],
+        link: Callable[[], Observation | None],
     ) -> None:
         self._journal = journal
         self._version = version
         self._gauges = gauges
+        self._link = link
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -59,6 +76,20 @@ class Metrics:
         yield from (requests, durations, stages, fallbacks)
         for name, (text, read) in self._gauges.items():
             yield GaugeMetricFamily(name, text, value=read())
+        if (link := self._link()) is not None:
+            yield from _of_link(link)
         info = GaugeMetricFamily("isthmus_build_info", "Version.", labels=["version"])
         info.add_metric([self._version], 1)
         yield info
+
+
+def _of_link(link: Observation) -> Iterator[Metric]:
+    """Of the connection there is now: what it counts begins anew with the next."""
+    for name, (text, read) in _OF_CONNECTION.items():
+        family = GaugeMetricFamily(name, text, labels=["lane", "congestion_control"])
+        for one in link.connections:
+            family.add_metric([one.lane, one.congestion_control], read(one))
+        yield family
+    yield GaugeMetricFamily("isthmus_link_queued_bytes", "Waiting for the link.", value=link.queued_bytes)
+    yield GaugeMetricFamily("isthmus_link_sent_bytes", "Sent, with all headers and repetitions.", value=link.sent_bytes)
+    yield GaugeMetricFamily("isthmus_link_received_bytes", "Received, with all headers.", value=link.received_bytes)

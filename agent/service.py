@@ -153,6 +153,7 @@ class DaemonService:
         self._serve.settle_books()
         now_s = asyncio.get_running_loop().time()
         known = self._planner.snapshot(now_s)
+        link = self._uplink.observation
         models = []
         for entry in self._repository.entries():
             drift = known["models"].get(entry.name, {})
@@ -182,6 +183,7 @@ class DaemonService:
                 "connects": self._uplink.connects,
                 "inflight": self._uplink.inflight,
                 "link": known["link"],
+                "connections": [msgspec.to_builtins(one) for one in link.connections] if link is not None else [],
                 "unreached": [
                     {
                         "address": one.address,

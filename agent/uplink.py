@@ -45,7 +45,7 @@ from split.errors import (
     TooLarge,
 )
 from split.tensor import Tensors
-from split.transport.channel import Buffer, Channel, Incoming
+from split.transport.channel import Buffer, Channel, Incoming, Observation
 from split.transport.retry import Backoff
 from split.wire.messages import (
     RENEW_SINCE_MINOR,
@@ -203,6 +203,11 @@ class Uplink:
         self._models.pop(model.name, None)
         if self._openings is not None:
             self._openings.drop(model.name)
+
+    @property
+    def observation(self) -> Observation | None:
+        """The link as the kernel sees it now; None without a connection."""
+        return self._channel.observe() if self._channel is not None else None
 
     @property
     def peer(self) -> str:

@@ -77,3 +77,17 @@ def test_the_configurations_of_the_readme_load(tmp_path: Path) -> None:
     assert load_agent(path, {}).companions
     path.write_text(companion)
     assert load_companion(path, {}).identity.key.is_relative_to(load_companion(path, {}).state_dir)
+
+
+def test_every_kernel_setting_exists_is_explained_and_says_where_it_is_installed() -> None:
+    lines = (DEPLOY / "sysctl" / "90-isthmus.conf").read_text().splitlines()
+    assert "/etc/sysctl.d/90-isthmus.conf" in "\n".join(lines[:3])
+    settings = [n for n, line in enumerate(lines) if line and not line.startswith("#")]
+    assert len(settings) == 2
+    for n in settings:
+        name = lines[n].partition("=")[0].strip()
+        assert Path("/proc/sys", *name.split(".")).exists(), name
+        assert lines[n - 1].startswith("# ")
+    assert "bbr" in lines[settings[1]]
+    modules = (DEPLOY / "modules-load" / "isthmus.conf").read_text().splitlines()
+    assert [line for line in modules if not line.startswith("#")] == ["tcp_bbr"]

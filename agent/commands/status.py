@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
 from agent.commands.options import add_url_argument
 from agent.http_client import DaemonClient
+
+BEST: Final = "bbr"
+"""The congestion control that Isthmus asks the kernel for."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +40,8 @@ def _lines(status: Mapping[str, Any]) -> Iterator[str]:
     if slowdown != 1.0:
         yield f"{'emulation':<10} device stages are slowed down {slowdown:g} times"
     yield f"{'companion':<10} {_companion(status.get('companion') or {})}"
+    for line in _connections((status.get("companion") or {}).get("connections") or ()):
+        yield f"{'':<10} {line}"
     for other in (status.get("companion") or {}).get("unreached") or ():
         yield f"{'':<10} {other['address']}: {other['code']}, {other['reason']}; next try not before {_next(other)}"
     if metering := status.get("metering"):
@@ -81,6 +86,23 @@ def _companion(companion: Mapping[str, Any]) -> str:
     if companion.get("reason"):
         facts.append(str(companion["reason"]))
     return ", ".join(facts)
+
+
+def _connections(connections: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Each connection as TCP sees it, and what the way of sending costs where it is not the best one."""
+    for one in connections:
+        yield (
+            f"{one['lane'] or 'only'} connection: {one['congestion_control']}, {one['rtt_ms']:.3g} ms round trip, "
+            f"{one['rate_bytes_per_s'] * 8 / 1e6:.3g} Mbit/s acknowledged, {one['retransmits']} segments sent again"
+        )
+    if len(connections) == 1:
+        yield "one connection only: an urgent request waits behind what is being sent (the log says why)"
+    for name in sorted({str(one["congestion_control"]) for one in connections} - {BEST}):
+        yield (
+            f"{name}, not {BEST}: an urgent request beside big ones waits for the router's queue, loss costs most "
+            "of the rate, and tensors start slowly after a pause unless tcp_slow_start_after_idle is 0; see "
+            "deploy/README.md, network settings"
+        )
 
 
 def _next(other: Mapping[str, Any]) -> str:

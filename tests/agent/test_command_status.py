@@ -22,3 +22,32 @@ def test_companions_that_cannot_be_reached_stand_below_the_one_in_use_with_the_r
     lines = list(_lines({"companion": {"address": "a:1", "state": "connected", "unreached": [unreached]}}))
     at = next(n for n, line in enumerate(lines) if line.startswith("companion"))
     assert lines[at + 1].strip() == "b:1: SECURITY, of another CA; next try not before 58 s from now"
+
+
+def connection(lane: str, congestion_control: str) -> dict[str, object]:
+    return {
+        "lane": lane,
+        "congestion_control": congestion_control,
+        "rtt_ms": 41.23,
+        "rate_bytes_per_s": 6_250_000.0,
+        "retransmits": 3,
+    }
+
+
+def test_each_connection_stands_below_its_companion_as_tcp_sees_it() -> None:
+    connections = [connection("urgent", "bbr"), connection("bulk", "bbr")]
+    lines = list(_lines({"companion": {"address": "a:1", "state": "connected", "connections": connections}}))
+    at = next(n for n, line in enumerate(lines) if line.startswith("companion"))
+    for line, lane in zip(lines[at + 1 : at + 3], ("urgent", "bulk"), strict=True):
+        expected = f"{lane} connection: bbr, 41.2 ms round trip, 50 Mbit/s acknowledged, 3 segments sent again"
+        assert line.strip() == expected
+    assert not any("not bbr" in line or "one connection only" in line for line in lines)
+
+
+def test_another_congestion_control_and_a_missing_connection_are_said_with_their_cost() -> None:
+    companion = {"address": "a:1", "state": "connected", "connections": [connection("", "cubic")]}
+    text = "\n".join(_lines({"companion": companion}))
+    assert "only connection: cubic" in text
+    assert "one connection only: an urgent request waits" in text
+    assert "cubic, not bbr: an urgent request beside big ones waits for the router's queue" in text
+    assert "tcp_slow_start_after_idle" in text
