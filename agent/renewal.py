@@ -19,6 +19,8 @@ from split.wire.messages import Renewed
 
 log = logging.getLogger(__name__)
 
+FIRST_LOOK_S: Final = 5.0
+"""After the start: by then a companion that is there is connected."""
 LOOK_S: Final = 60.0
 """How often the time is looked at: certificates live for days."""
 ANSWER_S: Final = 30.0
@@ -53,6 +55,7 @@ class Renewal:
     async def run(self) -> None:
         """Until cancelled."""
         retry_s = RETRY_S[0]
+        await self._sleep(FIRST_LOOK_S)
         while True:
             pause_s = LOOK_S
             try:

@@ -1,6 +1,6 @@
 """What the companion's authority has issued, and what of it was taken back: every certificate is signed here.
 
-Beside the authority lie `issued.jsonl`, one line for each certificate that has not expired, and `crl.pem`, the
+Beside the authority lie `issued.jsonl`, one line for each certificate, until a year after its end, and `crl.pem`, the
 revocation list. Issuing and revoking hold one lock, across processes: what is issued while somebody revokes the same
 name is either in the register, and revoked with it, or refused. Nothing here talks to anybody.
 """
@@ -22,7 +22,9 @@ from split.identity.contexts import NAME, Identity, Role
 from split.identity.files import write_whole
 
 COMPACT_BYTES: Final = 1 << 20
-"""From here on lines of expired certificates are thrown out with the next one: some seven thousand lines."""
+"""From here on lines of long expired certificates are thrown out with the next one: some seven thousand lines."""
+KEPT: Final = timedelta(days=366)
+"""How long an expired certificate stays on record: a connection made with it may still be open, and is to be ended."""
 _SERIAL_HEX: Final = 40
 """Digits of the largest serial (RFC 5280 §4.1.2.2: 20 bytes)."""
 _OLD_SERIAL_HEX: Final = 16
@@ -91,7 +93,7 @@ class Register:
         wanted = who.lower().removeprefix("0x").replace(":", "")
         with self._locked():
             issued = [one for one in self._lines() if one.role == "device"]
-            serials = [one.serial for one in issued if one.name == who and one.until > now]
+            serials = [one.serial for one in issued if one.name == who]
             if not serials:
                 digits = wanted if wanted.strip("0123456789abcdef") == "" else ""
                 known = any(int(one.serial, 16) == int(digits, 16) for one in issued) if digits else False
@@ -121,7 +123,7 @@ class Register:
         try:
             if path.exists() and path.stat().st_size > COMPACT_BYTES:
                 now = datetime.now(UTC)
-                write_whole(path, _lines(one for one in self._lines() if one.until > now), mode=0o600)
+                write_whole(path, _lines(one for one in self._lines() if one.until + KEPT > now), mode=0o600)
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(_lines([line]))

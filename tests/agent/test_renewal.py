@@ -56,6 +56,8 @@ class Device:
         return True
 
     async def _sleep(self, seconds: float) -> None:
+        if seconds == renewal_module.FIRST_LOOK_S:
+            return
         self.slept.append(seconds)
         self._turns -= 1
         if self._turns == 0:

@@ -26,9 +26,12 @@ def register(tmp_path: Path) -> Register:
     return Register(tmp_path / "ca")
 
 
-def signed(register: Register, name: str, *, days: float = 30.0, replaces: int | None = None) -> x509.Certificate:
+def signed(
+    register: Register, name: str, *, days: float = 30.0, days_ago: float = 0.0, replaces: int | None = None
+) -> x509.Certificate:
     _, request = make_request()
-    pem = register.sign(request, name, "device", days=days, now_s=NOW_S, replaces=replaces)
+    then_s = NOW_S - days_ago * 86_400
+    pem = register.sign(request, name, "device", days=days, now_s=then_s, replaces=replaces)
     return x509.load_pem_x509_certificate(pem)
 
 
@@ -104,6 +107,11 @@ def test_revoking_a_name_takes_back_all_its_certificates_and_nobody_elses(regist
     assert listed.issuer == authority.subject
 
 
+def test_an_expired_certificate_is_revoked_too_since_a_connection_made_with_it_may_be_open(register: Register) -> None:
+    old = signed(register, "cam-1", days=1, days_ago=2).serial_number
+    assert register.revoke("cam-1", now_s=NOW_S) == [f"{old:x}"]
+
+
 def test_openssl_agrees_that_it_is_revoked(register: Register, tmp_path: Path) -> None:
     identity = register.issue("cam-1", "device", tmp_path / "d", days=365)
     register.revoke("cam-1", now_s=NOW_S)
@@ -149,7 +157,7 @@ def test_lines_of_expired_certificates_are_thrown_out_and_a_torn_line_costs_no_o
     monkeypatch.setattr(register_module, "COMPACT_BYTES", 100)
     live = signed(register, "cam-1").serial_number
     for _ in range(3):
-        signed(register, "gone", days=-1.0 / 24)
+        signed(register, "gone", days=1, days_ago=400)
     with path.open("ab") as file:
         file.write(b'{"serial": "ab", "na')
     signed(register, "cam-2")

@@ -35,7 +35,7 @@ from cloud.tokens import TokenStore
 from scripts.client import Client
 from scripts.pair import free_port
 from split.errors import ConnectionLost, IdentityError, IsthmusError, TokenRefused
-from split.identity.certificates import issue, make_authority
+from split.identity.certificates import issue, make_authority, serial_of
 from split.identity.contexts import Identity
 from split.identity.credentials import Credentials
 from split.identity.enrolment import AskAuthority, Enrol, Enrolled, NotEnrolled, decode_line, encode_line
@@ -394,7 +394,7 @@ def running(program: str, log: Path, *arguments: object):  # type: ignore[no-unt
             process.wait()
 
 
-def test_from_init_over_token_and_enroll_to_a_split_request_and_revoke_to_a_refusal(tmp_path: Path) -> None:
+def test_from_init_over_token_and_enroll_to_a_split_request_a_renewal_and_revoke_to_a_refusal(tmp_path: Path) -> None:
     port, enrol_port, http = free_port(), free_port(), free_port()
     onnx.save(onnx.parser.parse_model(MODEL), _made(tmp_path / "models" / "chain" / "1") / "model.onnx")
     companion, device = tmp_path / "companion.yaml", tmp_path / "agent.yaml"
@@ -406,6 +406,7 @@ def test_from_init_over_token_and_enroll_to_a_split_request_and_revoke_to_a_refu
                 "identity": {part: f"c-id/{part}.pem" for part in ("cert", "key", "ca")},
                 "listen": f"127.0.0.1:{port}",
                 "enroll_listen": f"127.0.0.1:{enrol_port}",
+                "certificate_days": 0.02,  # 29 min; from an hour before it is made, so it is due for renewal at once
                 "http": None,
             }
         )
@@ -446,7 +447,14 @@ def test_from_init_over_token_and_enroll_to_a_split_request_and_revoke_to_a_refu
                 np.testing.assert_allclose(answer.outputs["y"], np.tanh(np.exp(-x)) + x, rtol=1e-5)
                 return answer.placement == "split"
 
+            enrolled = serial_of((tmp_path / "id" / "cert.pem").read_bytes())
             wait_until(split_works, "a split request is answered")
+            wait_until(
+                lambda: serial_of((tmp_path / "id" / "cert.pem").read_bytes()) != enrolled,
+                "the certificate is renewed over the channel",
+            )
+            assert b"renewed device=cam-1" in log.read_bytes()
+            assert split_works(), "the running connection goes on"
             assert run("cloud", "revoke", "cam-1", "--config", companion).stdout.startswith("revoked: ")
             wait_until(lambda: b"was revoked" in log.read_bytes(), "the companion ends the session")
             wait_until(lambda: b"refused our certificate" in agent_log.read_bytes(), "the device is told so")
