@@ -29,6 +29,7 @@ from split.profiles.contract import (
     default_contract,
     load_labels,
 )
+from split.profiles.demands import demands_of
 from split.profiles.measured import ModelProfile, read_profile
 from split.runtime.machine import read_machine
 from split.runtime.optimised import Manifest, key_of, lacking, optimised_in, place_of, read_sound
@@ -70,8 +71,9 @@ class Entry:
 
 
 def find_card(cache_dir: Path, path: Path) -> tuple[Path, ModelCard] | None:
-    """Folder and card made from exactly these bytes at this place, without parsing them, every segment as the
-    workbench wrote it; None where there is none."""
+    """Folder and card made from exactly these bytes at this place for the contract beside them, without parsing the
+    model, every segment as the workbench wrote it; None where there is none. ConfigError as `contract_beside`."""
+    contract = contract_beside(path)
     for folder in sorted((cache_dir / "models").glob("*/")):
         try:
             card = read_sound_card(folder)
@@ -79,6 +81,7 @@ def find_card(cache_dir: Path, path: Path) -> tuple[Path, ModelCard] | None:
             continue
         if (
             card.path == str(path.resolve())
+            and card.demands == str(demands_of(contract, [spec.name for spec in card.inputs]))
             and all(file_is(path.parent / name, size, sha256) for name, size, sha256 in card.files)
             and all(file_is(folder / name, *made) for name, made in card.made.items())
         ):

@@ -16,18 +16,18 @@ are estimates here; the candidates are measured as sessions later, and the choic
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from typing import Final
 
 import numpy as np
 
 from split.errors import CutRefused
-from split.graph.cost import node_flops
-from split.graph.cuts import Cut, cut_from_mask, troubles
+from split.graph.cost import Shapes, node_flops
+from split.graph.cuts import Cut, cut_from_mask, troubles, weights_of
 from split.graph.envelope import MinCut, envelope
 from split.graph.exposure import shown_inputs
-from split.graph.model import Model, read_values
+from split.graph.model import Model
 from split.graph.pareto import pareto, undominated
 from split.graph.weighed import INPUT, Crossable, Point, Weighed, as_set, bits, crosses
 from split.tensor import TensorSpec
@@ -95,30 +95,26 @@ def find_candidates(
     *,
     limit: int = CANDIDATES_MAX,
     demands: Demands = Demands(),
-    device_costs: Sequence[float] | None = None,
-    cloud_costs: Sequence[float] | None = None,
 ) -> Candidates:
-    """At most `limit` legal cuts that meet the demands, weighed at `model.shapes`.
+    """At most `limit` legal cuts that meet the demands, weighed at `model.shapes` by estimated operations.
 
-    `device_costs`, `cloud_costs`: cost of each node of `model.nodes` on either side, any unit each; without them both
-    are the estimated operations. CutRefused for a demand that names no node or input of this model.
+    CutRefused for a demand that names no node or input of this model.
     """
     if model.no_cuts_reason:
         return Candidates(cuts=(), corners=0, beyond_limit=0, dropped=0)
-    device = in_units(device_costs if device_costs is not None else node_flops(model))
-    cloud = in_units(cloud_costs) if cloud_costs is not None else device
+    device = in_units(node_flops(model))
     _require_known(model, demands)
     shown = shown_inputs(model)
     refused = troubles(model)
     locked = frozenset(refused) | {name for name, inputs in shown.items() if not demands.private.isdisjoint(inputs)}
     pins = _pins(model, demands, device)
     values = _read_values(model)
-    weighed = _weigh(values, device, cloud, locked=locked, pins=pins)
-    coded = _weigh(values, device, cloud, locked=locked, pins=pins, coded=True)
+    weighed = _weigh(values, device, device, locked=locked, pins=pins)
+    coded = _weigh(values, device, device, locked=locked, pins=pins, coded=True)
     best = _inner(weighed, envelope(weighed))
     best_coded = [] if _proportional(weighed, coded) else _inner(coded, envelope(coded))
     forced = [
-        _inner(weighed, envelope(_weigh(values, device, cloud, locked=locked | names, pins=pins)))
+        _inner(weighed, envelope(_weigh(values, device, device, locked=locked | names, pins=pins)))
         for names in _inputs_kept(model, shown)
     ]
     front = pareto(weighed)
@@ -139,6 +135,31 @@ def find_candidates(
         beyond_limit=sum(not _covered(point, chosen, sum(device)) for point in useful),
         dropped=front.dropped,
     )
+
+
+def find_candidates_at_both(
+    model: Model, shapes: Shapes, *, limit: int = CANDIDATES_MAX, demands: Demands = Demands()
+) -> Candidates:
+    """Those at `model.shapes`, and up to a quarter of `limit` beside that are worth having at `shapes` (values that it
+    does not tell weigh as in `model.shapes`): a mask that is narrow in a short text is wide in a long one."""
+    here = model.shapes
+    try:
+        model.shapes = {**here, **shapes}
+        there = find_candidates(model, limit=limit // 4, demands=demands)
+    finally:
+        model.shapes = here
+    found = find_candidates(model, limit=limit, demands=demands)
+    only_there = _without(there.cuts, found.cuts)
+    if len(found.cuts) + len(only_there) > limit:
+        found = find_candidates(model, limit=limit - len(only_there), demands=demands)
+        only_there = _without(there.cuts, found.cuts)
+    cuts = sorted((*found.cuts, *only_there), key=lambda cut: cut.nodes)
+    return replace(found, cuts=tuple(cuts))
+
+
+def _without(cuts: Iterable[Cut], others: Iterable[Cut]) -> list[Cut]:
+    known = {cut.mask for cut in others}
+    return [cut for cut in cuts if cut.mask not in known]
 
 
 def weigh(
@@ -233,7 +254,7 @@ def mask_from(model: Model, members: int) -> int:
 
 def head_weight_bytes(model: Model, members: int) -> int:
     """Bytes of the weights that these nodes read, each counted once."""
-    return sum(_weights_of(model, bits(members)).values())
+    return sum(weights_of(model, bits(members)).values())
 
 
 def _sizes(model: Model, name: str) -> tuple[int, int]:
@@ -260,10 +281,9 @@ def _proportional(one: Weighed, two: Weighed) -> bool:
 
 
 def _narrower_than_inputs(weighed: Weighed, points: Iterable[Point]) -> list[Point]:
-    """The front of these points without those that are slower than sending the inputs, where these may be sent and the
-    companion does no work dearer than the device."""
+    """The front of these points without those that are slower than sending the inputs, where these may be sent."""
     front = undominated(points)
-    if weighed.must or list(weighed.cloud) != list(weighed.device):
+    if weighed.must:
         return front
     offload = weighed.point(0)
     return [point for point in front if point.nbytes < offload.nbytes]
@@ -388,7 +408,7 @@ def _pins(model: Model, demands: Demands, device: Sequence[int]) -> tuple[frozen
         counted: set[str] = set()
         own = []
         for number in range(len(model.nodes)):
-            found = _weights_of(model, (number,))
+            found = weights_of(model, (number,))
             own.append(sum(nbytes for name, nbytes in found.items() if name not in counted))
             counted.update(found)
         # A node brings all it needs into the head: where that is too heavy already, the node is in no head. A weight
@@ -413,20 +433,6 @@ def _reach(model: Model) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
             if name in makers:
                 reach[number] |= reach[makers[name]]
     return reach
-
-
-def _weights_of(model: Model, numbers: Iterable[int]) -> dict[str, int]:
-    """Constants that nodes read, bodies included, and their bytes."""
-    found: dict[str, int] = {}
-    for number in numbers:
-        for name in _constants(model, number):
-            if name not in found:
-                found[name] = model.nbytes(name)
-    return found
-
-
-def _constants(model: Model, number: int) -> list[str]:
-    return [str(value.name) for value in read_values(model.nodes[number].source) if value.name in model.constants]
 
 
 def _require_known(model: Model, demands: Demands) -> None:

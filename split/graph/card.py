@@ -16,7 +16,7 @@ from split.graph.growth import Growth
 from split.ids import CutId, ModelDigest
 from split.tensor import TensorSpec
 
-CARD_VERSION = 7
+CARD_VERSION = 8
 
 
 class CutCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +39,8 @@ class CutCard(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes on the device side (constants in disguise not counted)."""
     compute_share: float
     """Estimated share of the model's compute that lies in the head, 0…1 (FLOPs; measured times live elsewhere)."""
+    head_weight_bytes: int = 0
+    """Bytes of the weights that the head reads, each counted once."""
     node_bitmap: str
     """Hex bitmap over the graph's non-constant nodes in file order, bit 0 of byte 0 first: tells a peer the cut."""
 
@@ -59,6 +61,9 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """Whether operators compute in integers: then both sides' integer kernels must answer alike."""
     cuts: tuple[CutCard, ...]
     """Candidates in topological order."""
+    demands: str = ""
+    """What the contract asked of the candidates (`split/profiles/demands.py`); a card of other demands is made
+    again."""
     growth: Growth | None = None
     """What the open dims of the inputs do to each candidate's boundary and work; None where all sizes are fixed."""
     made: dict[str, tuple[int, str]] = {}

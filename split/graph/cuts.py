@@ -15,7 +15,7 @@ from split.errors import CutRefused
 from split.graph.card import CutCard
 from split.graph.cost import node_flops
 from split.graph.exposure import shown_inputs
-from split.graph.model import Model
+from split.graph.model import Model, read_values
 from split.graph.quantised import inside_groups
 from split.graph.quirks import misread
 from split.ids import CutId, cut_id
@@ -131,6 +131,12 @@ def crossing_bytes(model: Model, cut: Cut) -> int:
     return sum(model.nbytes(name) for name in (*cut.boundary, *cut.tail_inputs))
 
 
+def weights_of(model: Model, numbers: Iterable[int]) -> dict[str, int]:
+    """Constants that these of `model.nodes` read, bodies included, and their bytes."""
+    names = (str(value.name) for number in numbers for value in read_values(model.nodes[number].source))
+    return {name: model.nbytes(name) for name in dict.fromkeys(names) if name in model.constants}
+
+
 def boundary_specs(model: Model, cut: Cut) -> tuple[TensorSpec, ...]:
     """Specs of a legal cut's boundary as it travels; CutRefused with the reason for one that is not legal."""
     if cut.reason:
@@ -153,6 +159,9 @@ def cut_card(model: Model, cut: Cut, share: float) -> CutCard:
         tail_outputs=cut.tail_outputs,
         nodes=cut.nodes,
         compute_share=round(share, 6),
+        head_weight_bytes=sum(
+            weights_of(model, (at for at, node in enumerate(model.nodes) if cut.mask >> node.bit & 1)).values()
+        ),
         node_bitmap=bitmap_of(cut.mask, len(model.nodes)),
     )
 

@@ -114,18 +114,13 @@ class _Segments:
         self, profile: ModelProfile, growth: Growth, plans: Sequence[Plan], measured_at: Sequence[Sizes]
     ) -> None:
         self._growth = growth
-        heads = np.array([growth.cuts[cut.cut].head_work for cut in profile.cuts]).reshape(-1, len(growth.monomials))
+        known = [cut for cut in profile.cuts if cut.cut in growth.cuts]
+        heads = np.array([growth.cuts[cut.cut].head_work for cut in known]).reshape(-1, len(growth.monomials))
         whole = np.array(growth.whole_work)
         self._coefficients = np.vstack([whole, heads, whole - heads])
         ms = [
-            np.array([profile.whole_ms, *(c.head_ms for c in profile.cuts), *(c.tail_ms for c in profile.cuts)]),
-            np.array(
-                [
-                    profile.other_whole_ms,
-                    *(c.other_head_ms for c in profile.cuts),
-                    *(c.other_tail_ms for c in profile.cuts),
-                ]
-            ),
+            np.array([profile.whole_ms, *(cut.head_ms for cut in known), *(cut.tail_ms for cut in known)]),
+            np.array([profile.other_whole_ms, *(c.other_head_ms for c in known), *(c.other_tail_ms for c in known)]),
         ]
         work = [self._work(variables) for variables in measured_at]
         here, other = (work[0], ms[0]), (work[-1], ms[len(work) - 1])
@@ -136,11 +131,10 @@ class _Segments:
         run = np.where(apart, work_high - self._work_low, self._work_low)
         self._rate = np.maximum(np.where(apart, ms_high - self._ms_low, self._ms_low), 0.0) / run
         self._ms_here = np.maximum(self._ms(work[0]), _LEAST)
-        place = {cut.cut: number for number, cut in enumerate(profile.cuts, start=1)}
-        cuts = len(profile.cuts)
-        head = [place.get(plan.cut, 0) if plan.cut is not None else 0 for plan in plans]
+        place = {cut.cut: number for number, cut in enumerate(known, start=1)}
+        head = [place[plan.cut] if plan.cut is not None else 0 for plan in plans]
         self._of_head = np.array(head)
-        self._of_tail = np.array([number + cuts if number else 0 for number in head])
+        self._of_tail = np.array([number + len(known) if number else 0 for number in head])
 
     def ratios(self, variables: Sizes) -> tuple[Floats, Floats, Floats]:
         """(head, tail, what finishes it here) of each plan; of what a plan does not run, whatever the whole's is."""

@@ -166,6 +166,7 @@ class PlanTable:
                     codec=codec,
                     down=down,
                     depth=cut.compute_share,
+                    weight_bytes=cut.head_weight_bytes,
                     raw_inputs=cut.shown_inputs,
                     doubt=_ESTIMATED if measured.estimated else 1.0,
                 )
@@ -229,6 +230,8 @@ class _Row:
     codec: CodecCosts | None = None
     down: int = 0
     depth: float = 0.0
+    weight_bytes: int = 0
+    """Of the head."""
     raw_inputs: tuple[str, ...] = ()
     """Model inputs that can be read off what travels."""
     doubt: float = 1.0
@@ -260,6 +263,9 @@ def _why_not(row: _Row, level: int, private: set[str], contract: Contract) -> st
             f"depth_min_ratio is {data.depth_min_ratio:g}: only {row.depth:.3g} of the compute would be done "
             "before something leaves the device"
         )
+    most = contract.resource.memory_bytes
+    if most is not None and row.weight_bytes > most:
+        return f"resource.memory_bytes is {most}: the weights of this head alone take {row.weight_bytes}"
     if codec not in data.codecs:
         return f"the contract does not allow codec {codec} (allowed: {', '.join(data.codecs) or 'none'})"
     if codec in LOSSLESS_CODECS:

@@ -50,7 +50,8 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 class Resource(_Part, frozen=True, kw_only=True):
     memory_bytes: _Count | None = None
-    """Bytes the opened model may take on the device; none stated: only the device's own budget counts."""
+    """Bytes of weights that a head may have on the device; none stated: only the device's own budget counts. What runs
+    the whole here, local and the way out of a split (`fallback.strategy: local`), is not bound by it."""
     threads: _Count | Literal["auto"] = "auto"
     """Intra-op threads; auto: what affinity and quota leave, as measured."""
     accelerators: tuple[str, ...] = ("cpu",)

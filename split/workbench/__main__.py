@@ -133,19 +133,21 @@ def _say_progress(stage: str, ratio: float) -> None:
 
 def _prepare(parsed: argparse.Namespace) -> None:
     from split.graph.load import model_digest
+    from split.profiles.contract import contract_beside
     from split.workbench.cut import folder_for, prepare
     from split.workbench.golden import inputs_beside
     from split.workbench.inputs import read_inputs
 
     folder = parsed.folder or folder_for(parsed.cache, model_digest(parsed.model)[0], parsed.model)
-    inputs = read_inputs(parsed.inputs)
+    inputs, contract = read_inputs(parsed.inputs), contract_beside(parsed.model)
     if inputs is None and not parsed.dims:
         try:
-            prepare(parsed.model, folder, inputs=inputs_beside(parsed.model), on_progress=_say_progress)
+            beside = inputs_beside(parsed.model)
+            prepare(parsed.model, folder, inputs=beside, contract=contract, on_progress=_say_progress)
             return
         except InvalidRequest as error:  # whoever profiles the model will hear of it; it can serve all the same
             say({"warning": f"the sizes of its golden request are not used: {error}"})
-    prepare(parsed.model, folder, dims=parsed.dims, inputs=inputs, on_progress=_say_progress)
+    prepare(parsed.model, folder, dims=parsed.dims, inputs=inputs, contract=contract, on_progress=_say_progress)
 
 
 def _part(parsed: argparse.Namespace) -> None:
@@ -178,12 +180,14 @@ def _rehearse(parsed: argparse.Namespace) -> None:
 
 
 def _cuts(parsed: argparse.Namespace) -> None:
+    from split.profiles.contract import contract_beside
     from split.workbench.cut import list_cuts
     from split.workbench.golden import inputs_beside
     from split.workbench.inputs import read_inputs
 
     inputs = read_inputs(parsed.inputs) or inputs_beside(parsed.model)
-    parsed.out.write_text(json.dumps(list_cuts(parsed.model, inputs=inputs)))
+    found = list_cuts(parsed.model, inputs=inputs, contract=contract_beside(parsed.model))
+    parsed.out.write_text(json.dumps(found))
 
 
 def _check(parsed: argparse.Namespace) -> None:

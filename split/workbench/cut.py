@@ -20,7 +20,7 @@ import msgspec
 from split.codec.golden import golden_inputs
 from split.codec.payload import payload_bytes
 from split.errors import CutRefused, InvalidModel, IsthmusError
-from split.graph.candidates import candidates, find_candidates
+from split.graph.candidates import Candidates, Demands, find_candidates, find_candidates_at_both
 from split.graph.card import CutCard, ModelCard, write_card, write_cut
 from split.graph.cuts import (
     Cut,
@@ -32,13 +32,15 @@ from split.graph.cuts import (
     mask_of,
 )
 from split.graph.growing import Show, growth
-from split.graph.growth import Growth, OpenDim, open_dims, sizes_of
+from split.graph.growth import Growth, OpenDim, open_dims, shapes_at, sizes_of
 from split.graph.load import load_model
 from split.graph.model import Model
 from split.graph.partition import WEIGHTS_FILE, share_weights, whole_with, write_parts, write_whole
 from split.graph.quantised import computes_in_integers
 from split.graph.shapes import concrete_shapes
 from split.ids import CutId, ModelDigest
+from split.profiles.contract import Contract
+from split.profiles.demands import NOTHING_ASKED, ContractDemands, demands_of
 from split.runtime.engine import Segment
 from split.runtime.segment import OrtEngine
 from split.tensor import Tensors, TensorSpec, bind_dims, dtype_name
@@ -51,6 +53,8 @@ Progress = Callable[[str, float], None]
 TENSOR_CODECS: Final = ("raw", "fp16", "int8")
 """Codecs of a boundary; `encoded` is for inputs."""
 
+OTHER_SIZE: Final = 64
+"""Of a dim that is 1, where candidates are looked for a second time; what is more is taken four times."""
 SHOWING_S: Final = 5.0
 """Runs at other sizes, all together; one under way is not stopped."""
 
@@ -64,11 +68,13 @@ def prepare(
     *,
     dims: Mapping[str, int] | None = None,
     inputs: Tensors | None = None,
+    contract: Contract | None = None,
     on_progress: Progress = lambda stage, ratio: None,
 ) -> ModelCard:
     """Find the candidate cuts; write `card.json`, `weights.bin`, `<cut>.head.onnx` and `<cut>.tail.onnx` to `folder`.
 
-    `dims`: sizes of symbolic dims to weigh the cuts at (1 where missing), or `inputs` that show them. The card comes
+    `dims`: sizes of symbolic dims to weigh the cuts at (1 where missing), or `inputs` that show them. `contract`: what
+    it asks of cuts is asked of the candidates. The card comes
     last: a folder with one is complete. InvalidModel when the file cannot be served, InvalidRequest when the inputs do
     not fit it, ModelUnavailable when the disk is full.
     """
@@ -79,14 +85,15 @@ def prepare(
     share_weights(model, folder)
     on_progress("shapes", 0.3)
     feeds = settle(model, folder, dims=dims, inputs=inputs)
-    cuts = candidates(model)
+    asked = demands_of(contract, [spec.name for spec in model.inputs])
+    cuts = _candidates(model, feeds, asked).cuts
     on_progress("sizes", 0.35)
     grows = _growth(model, cuts, feeds, folder)
     for done, cut in enumerate(cuts):
         on_progress("cut", 0.4 + 0.6 * done / len(cuts))
         write_parts(model, cut, folder / f"{cut.id}.head.onnx", folder / f"{cut.id}.tail.onnx")
     card = msgspec.structs.replace(
-        describe(model, cuts), made=_fingerprints(folder, (WEIGHTS_FILE, *_halves(cuts))), growth=grows
+        describe(model, cuts, asked), made=_fingerprints(folder, (WEIGHTS_FILE, *_halves(cuts))), growth=grows
     )
     write_card(card, folder)
     on_progress("done", 1.0)
@@ -127,8 +134,8 @@ def _fingerprints(folder: Path, names: Iterable[str]) -> dict[str, tuple[int, st
     return found
 
 
-def describe(model: Model, cuts: Sequence[Cut]) -> ModelCard:
-    """The card of a settled model with these cuts."""
+def describe(model: Model, cuts: Sequence[Cut], asked: ContractDemands = NOTHING_ASKED) -> ModelCard:
+    """The card of a settled model with these cuts, which meet what was `asked`."""
     shares = compute_shares(model, cuts)
     return ModelCard(
         digest=model.digest,
@@ -140,11 +147,12 @@ def describe(model: Model, cuts: Sequence[Cut]) -> ModelCard:
         opset=model.opset,
         integer=computes_in_integers(model),
         cuts=tuple(cut_card(model, cut, share) for cut, share in zip(cuts, shares, strict=True)),
-        no_cuts_reason="" if cuts else _why_none(model),
+        no_cuts_reason="" if cuts else _why_none(model, asked),
+        demands=str(asked),
     )
 
 
-def list_cuts(model_path: Path, *, inputs: Tensors | None = None) -> dict[str, Any]:
+def list_cuts(model_path: Path, *, inputs: Tensors | None = None, contract: Contract | None = None) -> dict[str, Any]:
     """The candidates as `isthmus cuts --json` prints them (DESIGN §7), and what table and plot show; keeps no files.
 
     `bytes` is the payload of one request (boundary and the inputs the tail needs) for each codec, at the shapes of
@@ -156,8 +164,9 @@ def list_cuts(model_path: Path, *, inputs: Tensors | None = None) -> dict[str, A
     with tempfile.TemporaryDirectory(prefix="isthmus-cuts-") as name:
         folder = Path(name)
         share_weights(model, folder)
-        settle(model, folder, inputs=inputs)
-    found = find_candidates(model)
+        feeds = settle(model, folder, inputs=inputs)
+    asked = demands_of(contract, [spec.name for spec in model.inputs])
+    found = _candidates(model, feeds, asked)
     cuts = found.cuts
     everywhere = all_prefix_cuts(model)
     return {
@@ -170,7 +179,7 @@ def list_cuts(model_path: Path, *, inputs: Tensors | None = None) -> dict[str, A
             if cut.legal and cut.boundary
         ],
         "inputs": [_plain(spec) for spec in _real(model, [spec.name for spec in model.inputs])],
-        "no_cuts_reason": "" if cuts else _why_none(model),
+        "no_cuts_reason": "" if cuts else _why_none(model, asked),
         "dropped": found.dropped,
         "beyond_limit": found.beyond_limit,
         "cuts": [
@@ -236,6 +245,22 @@ def settle(
     return feeds
 
 
+def _candidates(model: Model, feeds: Tensors, asked: ContractDemands) -> Candidates:
+    """At the sizes one works with, and for a dynamic model at others."""
+    demands = Demands(
+        weight_bytes_max=asked.memory_bytes,
+        depth_min_ratio=asked.depth_min_ratio,
+        private=frozenset(asked.private),
+    )
+    dims = open_dims(model.inputs)
+    if not dims:
+        return find_candidates(model, demands=demands)
+    other = tuple(OTHER_SIZE if size <= 1 else 4 * size for size in sizes_of(dims, feeds))
+    return find_candidates_at_both(
+        model, concrete_shapes(model.source, shapes_at(model.inputs, dims, other)), demands=demands
+    )
+
+
 def _growth(model: Model, cuts: Sequence[Cut], feeds: Tensors, folder: Path) -> Growth | None:
     """What the model's open dims do to these cuts; `feeds` is what the model was settled with."""
     dims = open_dims(model.inputs)
@@ -297,8 +322,10 @@ def _observe(model: Model, names: list[str], feeds: Tensors, path: Path) -> None
             model.learn(name, dtype_name(array.dtype), array.shape, declared[name])
 
 
-def _why_none(model: Model) -> str:
+def _why_none(model: Model, asked: ContractDemands) -> str:
     if model.no_cuts_reason:
         return model.no_cuts_reason
+    if str(asked):
+        return f"no cut meets what the contract asks of it: {asked}"
     reasons = Counter(cut.reason for cut in all_prefix_cuts(model) if cut.reason)
     return reasons.most_common(1)[0][0] if reasons else "no cut has a tensor that crosses it"

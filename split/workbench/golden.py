@@ -90,14 +90,17 @@ def inputs_beside(model_path: Path) -> Tensors | None:
 
 def profile_basis(model_path: Path, contract: Contract | None) -> str:
     """16 hex digits over what a profile depends on besides model, runtime and device: the golden requests that lie
-    beside the model, the pictures that the contract takes and the threads that it wants, the measures of fidelity, how
-    runs are sampled. Reads the files.
+    beside the model, the pictures that the contract takes, the threads that it wants and what it asks of cuts, the
+    measures of fidelity, how runs are sampled. Reads the files.
 
     None stands for a contract without pictures and with threads by measurement. Requests that were given
     (`--inputs`) change nothing in it: whoever measured on them meant it, until the surroundings change.
     """
     digest = hashlib.sha256(repr((REQUESTS_MAX, sorted(MEASURES), SAMPLE_ELEMENTS, SAMPLES_BYTES)).encode())
     digest.update(repr(contract.resource.threads if contract is not None else "auto").encode())
+    asked = contract or Contract()  # what it asks decides which cuts there are
+    private = sorted((spec.name, spec.privacy) for spec in asked.data.inputs if spec.privacy != "any")
+    digest.update(repr((asked.resource.memory_bytes, asked.data.depth_min_ratio, asked.data.privacy, private)).encode())
     for name, spec in sorted((contract.encoded() if contract is not None else {}).items()):
         digest.update(repr((name, msgspec.to_builtins(spec))).encode())
     for path in _files_beside(model_path)[:REQUESTS_MAX]:

@@ -12,7 +12,7 @@ import pytest
 from onnx import numpy_helper
 
 from split.errors import CutRefused
-from split.graph.candidates import Demands, candidates, find_candidates, in_units, weigh
+from split.graph.candidates import Demands, candidates, find_candidates, find_candidates_at_both, in_units, weigh
 from split.graph.cost import node_flops
 from split.graph.cuts import Cut, crossing_bytes, cut_at
 from split.graph.load import load_model
@@ -174,21 +174,29 @@ def test_demands_that_name_nothing_of_the_model_are_refused(tmp_path: Path) -> N
         find_candidates(model, demands=Demands(private=frozenset("q")))
 
 
-def test_measured_costs_take_the_place_of_the_estimate(tmp_path: Path) -> None:
-    model = load(tmp_path, THREE, **THREE_WEIGHTS)
-    # All of the time goes into the first convolution: at half the compute nothing else is left to do but the rest.
-    measured = [1.0 if node.key == "a" else 0.0 for node in model.nodes]
-    found = find_candidates(model, device_costs=measured, demands=Demands(depth_min_ratio=0.9))
-    assert {cut.boundary for cut in found.cuts} == {("rc",)}
+# Narrow at once, but as long as the text; what is gathered over it in the end is narrow only where the text is long.
+GATHERED = """g (float[1, n, 64] x) => (float[1, 64, 1] y)
+    {
+      w = MatMul(x, W)  a = MatMul(w, A)  b = MatMul(a, B)  t = Transpose<perm = [0, 2, 1]>(b)
+      m = GlobalMaxPool(t)  y = MatMul(C, m)
+    }"""
+GATHERED_WEIGHTS = {"W": (64, 2048), "A": (2048, 2), "B": (2, 64), "C": (64, 64)}
 
 
-def test_work_that_only_the_device_does_well_is_done_there_even_where_that_ships_more(tmp_path: Path) -> None:
-    model = load(tmp_path, THREE, **THREE_WEIGHTS)
-    # The companion is slow at the first convolution; its output is wider than the input.
-    cloud = [100.0 if node.key == "a" else 1.0 for node in model.nodes]
-    found = find_candidates(model, device_costs=[1.0] * len(model.nodes), cloud_costs=cloud)
-    assert ("ra",) in {cut.boundary for cut in found.cuts}
-    assert crossing_bytes(model, cut_at(model, ["ra"])) > model.nbytes("x")
+def test_a_cut_that_is_good_at_other_sizes_only_is_a_candidate_too(tmp_path: Path) -> None:
+    model = load(tmp_path, GATHERED, **GATHERED_WEIGHTS)
+    short, long = ({"x": (1, n, 64)} for n in (2, 500))
+    model.shapes = concrete_shapes(model.source, short)
+    here = model.shapes
+    found = {cut.boundary for cut in find_candidates(model, limit=4).cuts}
+    assert ("a",) in found
+    assert ("m",) not in found
+    both = find_candidates_at_both(model, concrete_shapes(model.source, long), limit=4)
+    assert model.shapes is here
+    assert len(both.cuts) <= 4
+    assert {cut.boundary for cut in both.cuts} == found | {("m",)}
+    assert [cut.nodes for cut in both.cuts] == sorted(cut.nodes for cut in both.cuts)
+    assert find_candidates_at_both(model, here, limit=4) == find_candidates(model, limit=4)
 
 
 def test_a_front_that_was_cut_short_is_reported_and_still_gives_narrow_cuts(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from split.plan.observation import LinkEstimate, Observation, Opening, RemoteVie
 from split.plan.plan import LOCAL, LOSSLESS_CODECS, Placement, Plan, PlanEstimate, RequestFacts
 from split.plan.predict import predict
 from split.plan.table import PlanTable
-from split.profiles.contract import Behaviour, Contract, Data, Fallback, Fidelity, InputContract
+from split.profiles.contract import Behaviour, Contract, Data, Fallback, Fidelity, InputContract, Resource
 from split.profiles.image_spec import ImageSpec
 from split.profiles.measured import CodecCosts, CutCosts, ModelProfile
 from split.tensor import TensorSpec
@@ -561,6 +561,10 @@ def test_the_reason_names_the_constraint_that_bound() -> None:
 def test_in_ten_thousand_random_states_a_forbidden_plan_is_never_chosen() -> None:
     seed = 20261130
     rng = np.random.default_rng(seed)
+    limits = [None, 999, 1_000, 5_000]
+    weights = {EARLY: 1_000, LATE: 5_000}
+    heavy = [msgspec.structs.replace(cut, head_weight_bytes=weights[cut.id]) for cut in CARD.cuts]
+    card = msgspec.structs.replace(CARD, cuts=tuple(heavy))
     contracts = [
         contract(
             privacy=str(rng.choice(["any", "no-raw-input", "local-only"], p=[0.7, 0.2, 0.1])),
@@ -570,13 +574,18 @@ def test_in_ten_thousand_random_states_a_forbidden_plan_is_never_chosen() -> Non
         )
         for _ in range(50)
     ]
-    rules = [(c.data, PlanTable.build(CARD, PROFILE, c)) for c in contracts]
+    contracts = [
+        msgspec.structs.replace(c, resource=Resource(memory_bytes=limits[int(rng.integers(len(limits)))]))
+        for c in contracts
+    ]
+    rules = [(c, PlanTable.build(card, PROFILE, c)) for c in contracts]
     fidelity = {(row.cut, c.codec): c.fidelity for row in PROFILE.cuts for c in row.codecs}
     fidelity |= {(None, c.codec): c.fidelity for c in PROFILE.input_codecs}
     share = {EARLY: 0.2, LATE: 0.7}
     order = ["any", "no-raw-input", "local-only"]
     for n in range(10_000):
-        data, table = rules[n % len(rules)]
+        rule, table = rules[n % len(rules)]
+        data, most = rule.data, rule.resource.memory_bytes
         draw = np.exp(rng.normal(0.0, 2.0, 8)).tolist()
         opened = rng.random(len(table)) < 0.8
         opened[0] = True
@@ -637,5 +646,6 @@ def test_in_ten_thousand_random_states_a_forbidden_plan_is_never_chosen() -> Non
         strictest = max(facts.privacy, data.privacy, key=order.index)
         assert strictest != "local-only", where
         assert strictest == "any" or plan.cut == LATE, where
+        assert most is None or plan.cut is None or weights[plan.cut] <= most, where
         assert opened[table.row_of[plan]], where
         assert plan.codec != "encoded" or (picture and not remote.encoded_why_not), where

@@ -16,6 +16,7 @@ from split.graph.card import CARD_VERSION, read_card, read_cut
 from split.graph.cuts import bitmap_of, cut_from_nodes
 from split.graph.load import load_model
 from split.ids import CutId, ModelDigest
+from split.profiles.contract import Contract, Data, Resource
 from split.runtime.segment import OrtEngine
 from split.workbench.cut import folder_for, list_cuts, part, prepare
 
@@ -64,6 +65,24 @@ def test_listed_bytes_follow_the_inputs(model: Path) -> None:
     assert last_five["boundary"] == [{"name": "b", "dtype": "FP32", "shape": [5, 256]}]
     assert last_five["bytes"]["raw"] - last_one["bytes"]["raw"] == 4 * 256 * 4
     assert last_five["bytes"]["fp16"] - last_one["bytes"]["fp16"] == 4 * 256 * 2
+
+
+def test_what_the_contract_asks_of_cuts_is_asked_of_the_candidates(model: Path, tmp_path: Path) -> None:
+    free = prepare(model, tmp_path / "free")
+    assert free.demands == ""
+    assert [cut.head_weight_bytes for cut in free.cuts] == [2048] * len(free.cuts)  # W, in the first node
+    assert min(cut.compute_share for cut in free.cuts) < 0.7
+    deep = prepare(model, tmp_path / "deep", contract=Contract(data=Data(depth_min_ratio=0.7)))
+    assert deep.cuts
+    assert min(cut.compute_share for cut in deep.cuts) >= 0.7
+    assert '"depth_min_ratio":0.7' in deep.demands
+    light = prepare(model, tmp_path / "light", contract=Contract(resource=Resource(memory_bytes=2047)))
+    assert light.cuts == ()
+    assert light.no_cuts_reason.startswith("no cut meets what the contract asks of it: ")
+    assert "2047" in light.no_cuts_reason
+    hidden = prepare(model, tmp_path / "hidden", contract=Contract(data=Data(privacy="no-raw-input")))
+    assert hidden.cuts == ()  # no value of it is a sum: all show x
+    assert list_cuts(model, contract=Contract(resource=Resource(memory_bytes=2047)))["cuts"] == []
 
 
 @pytest.mark.parametrize(

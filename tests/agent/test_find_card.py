@@ -1,0 +1,32 @@
+"""Which card in the cache is a model's: that of these bytes, at this place, for the contract beside it."""
+
+from pathlib import Path
+
+import onnx
+import onnx.parser
+
+from agent.repository import find_card
+from split.graph.load import model_digest
+from split.profiles.contract import contract_beside
+from split.workbench.cut import folder_for, prepare
+
+MODEL = (
+    """<ir_version: 8, opset_import: ["" : 18]> g (float[4] x) => (float[4] y) { a = Neg(x) b = Exp(a) y = Neg(b) }"""
+)
+
+
+def test_a_card_that_was_made_for_another_contract_is_made_again(tmp_path: Path) -> None:
+    path, cache = tmp_path / "models/m/1/model.onnx", tmp_path / "cache"
+    path.parent.mkdir(parents=True)
+    onnx.save(onnx.parser.parse_model(MODEL), path)
+    assert find_card(cache, path) is None
+    folder = folder_for(cache, model_digest(path)[0], path)
+    card = prepare(path, folder, contract=contract_beside(path))
+    assert find_card(cache, path) == (folder, card)
+    (path.parent.parent / "contract.yaml").write_text("data: {codecs: [raw, fp16]}\n")
+    assert find_card(cache, path) == (folder, card)  # nothing in it asks anything of cuts
+    (path.parent.parent / "contract.yaml").write_text("data: {depth_min_ratio: 0.6}\n")
+    assert find_card(cache, path) is None
+    deep = prepare(path, folder, contract=contract_beside(path))
+    assert find_card(cache, path) == (folder, deep)
+    assert all(cut.compute_share >= 0.6 for cut in deep.cuts)
