@@ -19,7 +19,7 @@ import msgspec
 
 from split.errors import IdentityError, Revoked
 from split.identity.contexts import NAME, Identity, Role
-from split.identity.files import write_whole
+from split.identity.files import own_like_folder, write_whole
 
 COMPACT_BYTES: Final = 1 << 20
 """From here on lines of long expired certificates are thrown out with the next one: some seven thousand lines."""
@@ -126,6 +126,7 @@ class Register:
                 write_whole(path, _lines(one for one in self._lines() if one.until + KEPT > now), mode=0o600)
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
+                own_like_folder(descriptor, self.folder)
                 file.write(_lines([line]))
                 file.flush()
                 os.fsync(descriptor)
@@ -161,6 +162,7 @@ class Register:
         except OSError as error:
             raise IdentityError(f"{self.folder} cannot be locked: {error.strerror}") from error
         try:
+            own_like_folder(descriptor, self.folder)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:

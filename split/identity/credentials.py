@@ -95,15 +95,24 @@ class Credentials:
         serial = int(certificate["serialNumber"], 16)
         if serial in self._revoked():
             raise Revoked(f"the certificate {serial:x} of {name} was revoked: enrol anew, with a new token")
+        self._judge_time(name, certificate)
+        return Peer(name=name, serial=serial)
+
+    def _judge_time(self, name: str, certificate: Any) -> None:
+        """Also where OpenSSL has asked: a clock that was set during the handshake must not let anything through."""
         validity, known_s = validity_of(certificate), self.known_time.now_s()
         until_s = min(validity.until_s, self._issuer_until_s(certificate))
-        if self.known_time.clock_is_behind and known_s > until_s:
+        behind = self.known_time.clock_is_behind
+        if known_s > until_s:
+            why = " or later (this host's clock says less, and is not set)" if behind else ""
             raise IdentityError(
-                f"the certificate of {name} has expired: good until {_day(until_s)}, and it is {_day(known_s)} or "
-                "later (this host's clock says less, and is not set)"
+                f"the certificate of {name} has expired: good until {_day(until_s)}, and it is {_day(known_s)}{why}"
+            )
+        if not behind and known_s < validity.from_s:
+            raise IdentityError(
+                f"the certificate of {name} is not valid yet: good from {_day(validity.from_s)}, it is {_day(known_s)}"
             )
         self.known_time.learn(validity.from_s)
-        return Peer(name=name, serial=serial)
 
     def validity(self) -> Validity:
         """Of our own certificate as it lies there now; IdentityError when the files cannot serve."""

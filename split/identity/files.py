@@ -30,6 +30,7 @@ def write_whole(path: Path, data: bytes, *, mode: int) -> None:
         try:
             with os.fdopen(descriptor, "wb") as file:
                 os.fchmod(descriptor, mode)
+                own_like_folder(descriptor, path.parent)
                 file.write(data)
                 file.flush()
                 os.fsync(descriptor)
@@ -40,6 +41,14 @@ def write_whole(path: Path, data: bytes, *, mode: int) -> None:
         sync_folder(path.parent)
     except OSError as error:
         raise IdentityError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def own_like_folder(descriptor: int, folder: Path) -> None:
+    """What root makes in a folder of the daemon's user is that user's: an administrator's commands must not leave files
+    that the daemon cannot read. For others nothing changes."""
+    if os.geteuid() == 0:
+        facts = folder.stat()
+        os.fchown(descriptor, facts.st_uid, facts.st_gid)
 
 
 def sync_folder(folder: Path) -> None:
@@ -54,7 +63,14 @@ def sync_folder(folder: Path) -> None:
 def make_folder(folder: Path) -> None:
     """With all above it, for the owner alone; IdentityError when it cannot be made or written."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
+            missing.mkdir(mode=0o700, exist_ok=True)
+            descriptor = os.open(missing, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                own_like_folder(descriptor, missing.parent)
+            finally:
+                os.close(descriptor)
+        folder.mkdir(exist_ok=True)  # what is there and no folder is an error
     except OSError as error:
         raise IdentityError(f"the folder {folder} cannot be made: {error.strerror}") from error
     if not os.access(folder, os.W_OK | os.X_OK):

@@ -17,7 +17,7 @@ from split.identity import files
 from split.identity.certificates import issue, make_authority, serial_of
 from split.identity.contexts import Identity
 from split.identity.credentials import Credentials
-from split.identity.files import finish_switch, switch_pair, why_not_switched, write_whole
+from split.identity.files import finish_switch, make_folder, switch_pair, why_not_switched, write_whole
 from split.transport.channel import Channel
 from split.transport.listener import Listener, listen
 from split.transport.tls import dial
@@ -213,6 +213,16 @@ def test_a_journal_that_is_damaged_is_bad_configuration_and_changes_nothing(made
     with pytest.raises(ConfigError, match="is no renewed certificate and key: remove it"):
         Credentials(identity, "device").require()
     assert (identity.cert.read_bytes(), identity.key.read_bytes()) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files for others")
+def test_what_root_makes_in_the_daemons_folder_is_the_daemons(tmp_path: Path) -> None:
+    os.chown(tmp_path, 65532, 65533)
+    make_folder(tmp_path / "a" / "b")
+    write_whole(tmp_path / "a" / "b" / "f", b"x", mode=0o600)
+    for path in (tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "f"):
+        assert (path.stat().st_uid, path.stat().st_gid) == (65532, 65533)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o700
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside(

@@ -180,6 +180,25 @@ async def test_an_expired_certificate_stays_refused_when_the_clock_is_set_again(
         await meet(device, Credentials(identity(folder, "old-companion"), "companion"))
 
 
+async def test_a_clock_that_is_set_during_the_handshake_lets_nothing_through(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(BOOT_S)
+    known = clock.known()
+    known.at_least(time.time() - 395 * DAY_S)
+    device = Credentials(identity(folder, "device"), "device", known_time=known)
+    judge = Credentials.judge
+
+    def after_the_clock_was_set(self: Credentials, certificate: object, der: bytes | None) -> object:
+        if self is device:
+            clock.wall_s = time.time()
+        return judge(self, certificate, der)
+
+    monkeypatch.setattr(Credentials, "judge", after_the_clock_was_set)
+    with pytest.raises(IdentityError, match="has expired: good until"):
+        await meet(device, Credentials(identity(folder, "old-companion"), "companion"))
+
+
 async def test_a_meeting_teaches_the_time_and_our_own_certificate_does_at_the_start(
     folder: Path, tmp_path: Path
 ) -> None:
