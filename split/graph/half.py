@@ -8,8 +8,8 @@ names its own, and so left out wherever the whole has none. The head's is follow
 a Cast that makes an output stays. The same goes for an FP32 value that the model itself casts from FLOAT16.
 
 A node that has a 16-bit kernel is computed in 32 bits all the same where no neighbour has one, and a cut takes a
-neighbour away. Such cuts come out a rounding off: one of EfficientNet-Lite0's fifteen on an x86 (behind a Clip), more on an
-ARM with half-precision arithmetic (asimdhp), where most nodes have kernels. The profile leaves out what is off.
+neighbour away. Such cuts come out a rounding off: one of EfficientNet-Lite0's fifteen on an x86 (behind a Clip), more
+on an ARM with half-precision arithmetic (asimdhp), where most nodes have kernels. The profile leaves out what is off.
 """
 
 from __future__ import annotations
