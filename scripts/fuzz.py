@@ -1,4 +1,5 @@
-"""Look for what breaks, with random input: `cuts` draws models and holds head ∘ tail against the whole.
+"""Look for what breaks, with random input: `cuts` draws models and holds head ∘ tail against the whole, `wire` draws
+streams, sound and broken, and holds what the wire protocol makes of them against what was put in.
 
 A failure is printed with all it takes to see it again: the seed, the cut, the model as text, made smaller where that
 is cheap. Exit status 1 when something is wrong.
@@ -22,6 +23,7 @@ from rich.table import Table
 from scripts.fuzzing.cuts import Tally, Wrong
 from scripts.fuzzing.run import fuzz_cuts
 from scripts.fuzzing.shrink import smaller
+from scripts.fuzzing.wire import run as fuzz_wire
 
 SHOWN_MAX = 5
 """Failures printed with their models; the others with their seeds."""
@@ -66,18 +68,7 @@ def show(console: Console, tally: Tally, took_s: float) -> None:
     console.print(table)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/fuzz", description=__doc__)
-    kinds = parser.add_subparsers(required=True)
-    cuts = kinds.add_parser("cuts", help="random models, cut everywhere, against the whole")
-    cuts.add_argument("--graphs", type=int, default=300, metavar="N", help="valid graphs to draw (300)")
-    cuts.add_argument("--seed", type=int, default=0, metavar="S", help="of the first graph; the next ones count on (0)")
-    cuts.add_argument("--cuts", type=int, default=9, metavar="N", help="cuts of each graph that are run (9)")
-    cuts.add_argument("--json", type=Path, metavar="FILE", help="write the table, too")
-    arguments = parser.parse_args()
-    console = Console(stderr=False)
-    if not console.is_terminal:
-        console = Console(width=120)
+def cuts(arguments: argparse.Namespace, console: Console) -> int:
     started_s = time.monotonic()
     with console.status("") as status:
 
@@ -95,6 +86,40 @@ def main() -> int:
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(report(tally, wrong), indent=1))
     return 1 if tally.wrong else 0
+
+
+def wire(arguments: argparse.Namespace, console: Console) -> int:
+    result = fuzz_wire(arguments.frames, arguments.seed)
+    figures = {"frames": result.frames, "wrong": len(result.wrong), **result.as_json()}
+    for name, value in figures.items():
+        console.print(f"{name.removeprefix('wire_'):22} {value}", markup=False)
+    for one in result.wrong:
+        console.print(f"scripts/fuzz wire --frames 1 --seed {one.seed}: {one.why}", markup=False)
+    if arguments.json is not None:
+        failures = [{"seed": one.seed, "why": one.why} for one in result.wrong]
+        arguments.json.write_text(json.dumps(figures | {"failures": failures}, indent=1))
+    return 1 if result.wrong else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/fuzz", description=__doc__)
+    kinds = parser.add_subparsers(required=True)
+    models = kinds.add_parser("cuts", help="random models, cut everywhere, against the whole")
+    models.add_argument("--graphs", type=int, default=300, metavar="N", help="valid graphs to draw (300)")
+    models.add_argument("--cuts", type=int, default=9, metavar="N", help="cuts of each graph that are run (9)")
+    models.set_defaults(run=cuts)
+    streams = kinds.add_parser("wire", help="random streams, sound and broken, against the wire protocol")
+    streams.add_argument("--frames", type=int, default=100_000, metavar="N", help="frames to be taken (100,000)")
+    streams.set_defaults(run=wire)
+    for kind in (models, streams):
+        kind.add_argument("--seed", type=int, default=0, metavar="S", help="of the first draw; the next count on (0)")
+        kind.add_argument("--json", type=Path, metavar="FILE", help="write the figures, too")
+    arguments = parser.parse_args()
+    console = Console(stderr=False)
+    if not console.is_terminal:
+        console = Console(width=120)
+    status: int = arguments.run(arguments, console)
+    return status
 
 
 if __name__ == "__main__":

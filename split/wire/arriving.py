@@ -42,6 +42,11 @@ class Arriving:
         """What was received of it."""
         return self._payload[: max(self.filled - self.metadata_bytes, 0)]
 
+    @property
+    def room_bytes(self) -> int:
+        """Memory that it takes now."""
+        return self.metadata.nbytes + self._payload.nbytes
+
     def make_room(self, body_bytes: int) -> None:
         """A body comes; RemoteProtocolError when there is no memory for it."""
         there = max(self.filled - self.metadata_bytes, 0)

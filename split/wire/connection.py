@@ -113,6 +113,13 @@ class WireConnection:
         return self._outbox.queued_bytes
 
     @property
+    def held_bytes(self) -> int:
+        """Memory for messages under way to this side and for what waits to be sent; with what is announced it does not
+        grow (`arriving.py`)."""
+        under_way = sum(one.room_bytes for one in self._arriving.values() if one is not None)
+        return under_way + self._scratch.nbytes + self._outbox.queued_bytes
+
+    @property
     def blocked(self) -> bool:
         """Whether something waits and may not be sent before the peer has read what it has."""
         return self._outbox.blocked
