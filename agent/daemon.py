@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 from functools import cached_property
 
 from agent.compute import Compute
@@ -35,7 +36,7 @@ from split.identity.contexts import Identity
 from split.identity.credentials import Credentials
 from split.identity.known_time import KnownTime
 from split.profiles.address import HostPort
-from split.profiles.load import require_writable
+from split.profiles.load import claim, require_writable
 from split.runtime.kernels import kernel_answers
 from split.runtime.machine import read_machine
 from split.runtime.segment import OrtEngine, usable_threads
@@ -79,6 +80,8 @@ class Daemon:
         config = self._config
         require_writable("state_dir", config.state_dir)
         require_writable("cache_dir", config.cache_dir)
+        for descriptor in claim({"state_dir": config.state_dir, "cache_dir": config.cache_dir}):
+            self._stack.callback(os.close, descriptor)
         if not config.models.is_dir():
             raise ConfigError(f"models: {config.models} is no folder; make it, or point `models` at your repository")
         if config.companions and (warning := self._credentials.require()):

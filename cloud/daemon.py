@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 
 from cloud.accept import Reception
 from cloud.admission import Admission, Bounds
@@ -29,7 +30,7 @@ from split.errors import ChannelError, ConfigError
 from split.identity.contexts import Identity
 from split.identity.credentials import Credentials
 from split.identity.known_time import KnownTime
-from split.profiles.load import require_writable
+from split.profiles.load import claim, require_writable
 from split.runtime.kernels import kernel_answers
 from split.runtime.machine import read_machine
 from split.runtime.segment import OrtEngine
@@ -73,6 +74,8 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
     """Start everything; what was started is stopped by `stack`, last first."""
     for key, folder in (("state_dir", config.state_dir), ("cache_dir", config.cache_dir)):
         require_writable(key, folder)
+    for descriptor in claim({"state_dir": config.state_dir, "cache_dir": config.cache_dir}):
+        stack.callback(os.close, descriptor)
     paths = config.identity
     register = Register(authority_folder(config))
     revocations = Revocations(register)

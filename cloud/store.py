@@ -296,11 +296,14 @@ class ModelStore:
 
 
 def _claimed_bytes(base: Path, uploads: Mapping[tuple[str, str], Upload], *, without: str = "") -> int:
-    """What a model takes or will take: what is being sent (`uploads`) counts in full, the rest as it lies there."""
+    """What a model takes or will take: what is being sent (`uploads`) counts in full, the rest as it lies there. Of a
+    model that is whole nothing more will come."""
+    if _is_whole(base):
+        return _bytes_below(base / "files")
     sent = {device: upload for (name, device), upload in uploads.items() if name == base.name}
     promised = sum(upload.total_bytes for device, upload in sent.items() if device != without)
     partial = (place for place in (base / "incoming").glob("*") if place.name not in sent and place.name != without)
-    return promised + _bytes_below(base / "files") + sum(_bytes_below(place) for place in partial)
+    return promised + sum(_bytes_below(place) for place in partial)
 
 
 def _same_files(known: Files, files: Files) -> bool:

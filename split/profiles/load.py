@@ -7,6 +7,7 @@ variables `ISTHMUS__SECTION__KEY=value` override single values. Not a schema: th
 from __future__ import annotations
 
 import difflib
+import fcntl
 import os
 import re
 from collections.abc import Mapping
@@ -71,6 +72,29 @@ def require_writable(key: str, folder: Path) -> None:
         raise ConfigError(
             f"{key}: {folder} may not be written by user {os.geteuid()}; correct its owner or choose another folder"
         )
+
+
+def claim(folders: Mapping[str, Path]) -> list[int]:
+    """Lock these folders (by the key that names each) for this process alone; the file descriptors that hold the locks
+    until they are closed. ConfigError when another process has one of them: two would overwrite each other's files.
+
+    The lock is on the folder itself (flock(2)), so that no file is left behind whatever ends the process. Where the
+    file system knows no such locks, nothing is locked.
+    """
+    held: list[int] = []
+    for key, folder in {folder.resolve(): (key, folder) for key, folder in folders.items()}.values():
+        held.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
+        try:
+            fcntl.flock(held[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            for descriptor in held:
+                os.close(descriptor)
+            raise ConfigError(
+                f"{key}: {folder} is in use by another isthmus process; stop that one, or give this one its own folders"
+            ) from None
+        except OSError:
+            continue
+    return held
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[_Path, str]]:

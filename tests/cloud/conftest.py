@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -22,6 +23,7 @@ from cloud.session import Session
 from cloud.store import ModelStore
 from split.codec.payload import decode, encode
 from split.graph.card import CutCard, ModelCard
+from split.graph.chunks import list_chunks
 from split.graph.cuts import all_prefix_cuts, bitmap_of
 from split.graph.load import load_model
 from split.ids import CutId
@@ -179,9 +181,17 @@ class Device:
             incoming = await self.channel.receive()
         return incoming.message, decode(incoming.payload, max_bytes=1 << 26) if incoming.payload.nbytes else {}
 
+    async def bring_chunks(self, model: Model) -> ModelReady:
+        """The same of a model in one file, offered with its chunks."""
+        chunks = list_chunks([model.path], [model.path.stat().st_size])
+        return await self._bring(model, msgspec.structs.replace(model.offer, chunks=chunks))
+
     async def bring(self, model: Model) -> ModelReady:
         """Offer a model, send what is missing, wait until it is ready."""
-        need = await self.ask(model.offer)
+        return await self._bring(model, model.offer)
+
+    async def _bring(self, model: Model, offer: ModelOffer) -> ModelReady:
+        need = await self.ask(offer)
         assert isinstance(need, ModelNeed), need
         for name, start in need.missing:
             data = (model.path.parent / name).read_bytes()

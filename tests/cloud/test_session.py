@@ -21,6 +21,8 @@ from split.codec.golden import golden_inputs, sample
 from split.codec.image import ImageSpec, prepare_image
 from split.codec.payload import decode
 from split.errors import ConnectionLost
+from split.graph.card import digest_of_files
+from split.graph.chunks import list_chunks
 from split.tensor import relative_difference
 from split.wire.limits import Limits
 from split.wire.messages import (
@@ -35,6 +37,17 @@ from split.wire.messages import (
     SegmentOpen,
     SegmentReady,
 )
+
+CHAIN_AGAIN = """
+<ir_version: 8, opset_import: ["" : 17]>
+another (float[N, 4] x, float[4] bias) => (float[N, 4] y)
+{
+    a = Relu (x)
+    b = Exp (a)
+    c = Sub (b, bias)
+    y = Mul (c, a)
+}
+"""
 
 
 def assert_same(found, expected):
@@ -260,6 +273,51 @@ async def test_a_model_over_the_budget_is_refused_before_a_byte_is_sent_and_the_
     device.channel.send(*chain.infer(feeds))
     _, outputs = await device.reply()
     assert_same(outputs, chain.whole(feeds))
+
+
+async def test_o_wi_09_a_model_over_the_budget_is_refused_before_any_byte_and_the_first_keeps_serving(
+    make_house, make_model, chain, feeds
+):
+    """A companion asked to hold more than it may: with 256 MiB for models, and after one of 200 MiB a second."""
+    house = make_house(budget_bytes=int(chain.path.stat().st_size * 256 / 200))
+    first, second = house.connect("camera-1"), house.connect("camera-2")
+    await first.bring(chain)
+    other, held_bytes = make_model(CHAIN_AGAIN), house.companion.store.used_bytes()
+    assert other.path.stat().st_size > chain.path.stat().st_size * 56 / 200
+    refused = await second.ask(other.offer)  # the very first answer: nothing was asked for
+    assert isinstance(refused, Refused)
+    assert (refused.code, refused.digest) == ("BUDGET_EXCEEDED", other.digest)
+    assert "over the companion's models_bytes" in refused.message
+    assert house.companion.store.used_bytes() == held_bytes
+    first.channel.send(*chain.infer(feeds))
+    _, outputs = await first.reply()
+    assert_same(outputs, chain.whole(feeds))
+
+
+async def test_only_what_another_model_does_not_have_is_asked_for(house, make_model, chain):
+    await house.connect("camera-1").bring_chunks(chain)
+    again = make_model(CHAIN_AGAIN)
+    chunks = list_chunks([again.path], [again.path.stat().st_size])
+    device = house.connect("camera-2")
+    assert await device.ask(again.offer) == ModelNeed(digest=again.digest, missing=(("model.onnx", 0),))
+    need = await device.ask(msgspec.structs.replace(again.offer, chunks=chunks))
+    size = again.path.stat().st_size
+    assert need == ModelNeed(digest=again.digest, missing=(("model.onnx", 0),), lengths=(size,))  # one small chunk
+    twin = chain.path.read_bytes()
+    same = hashlib.sha256(twin).hexdigest()
+    beside = (("odd.onnx", 1, hashlib.sha256(b"x").hexdigest()), ("weights.bin", len(twin), same))
+    digest = digest_of_files(beside)
+    listed = (1).to_bytes(4, "little") + hashlib.sha256(b"x").digest()
+    listed += len(twin).to_bytes(4, "little") + hashlib.sha256(twin).digest()
+    offer = ModelOffer(digest=digest, files=beside, chunks=listed)
+    assert await device.ask(offer) == ModelNeed(digest=digest, missing=(("odd.onnx", 0),), lengths=(1,))
+
+
+async def test_a_list_of_chunks_that_makes_no_sense_is_a_typed_refusal(house, chain):
+    device = house.connect()
+    refused = await device.ask(msgspec.structs.replace(chain.offer, chunks=b"short"))
+    assert (type(refused), refused.code, refused.digest) == (Refused, "INVALID_REQUEST", chain.digest)
+    assert isinstance(await device.bring(chain), ModelReady)
 
 
 async def test_a_model_that_nobody_uses_makes_room(make_house, chain):

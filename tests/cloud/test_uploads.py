@@ -197,6 +197,16 @@ def test_models_from_which_chunks_will_be_copied_are_not_removed_for_room(tmp_pa
     assert set(store.held()) == {old.digest, new.digest}
 
 
+def test_a_model_that_has_come_counts_once_while_the_session_that_brought_it_lives(tmp_path: Path) -> None:
+    store = ModelStore(tmp_path / "models", budget_bytes=len(OLD) + 500_000)
+    model = Model(tmp_path, OLD)
+    wanted = model.offer(store)
+    assert wanted is not None
+    model.send(store, wanted)
+    assert store.finish(model.digest, "cam")
+    assert Model(tmp_path, NOISE[1_000_000:1_500_000]).offer(store, "other") is not None
+
+
 def test_chunks_that_lie_about_a_file_harm_only_their_device(store: ModelStore, tmp_path: Path) -> None:
     good = Model(tmp_path, OLD)
     lie = good.chunks[:4] + bytes(32) + good.chunks[36:]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +14,9 @@ import pytest
 
 from split.errors import ConfigError
 from split.profiles.address import HostPort
-from split.profiles.load import load_yaml, require_writable
+from split.profiles.load import claim, load_yaml, require_writable
+
+ROOT = Path(__file__).parents[2]
 
 
 class Inner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -195,3 +200,31 @@ def test_a_folder_that_cannot_be_made_or_written_is_named(tmp_path: Path, monkey
     monkeypatch.setattr("os.access", lambda *_: False)  # root may write anywhere
     with pytest.raises(ConfigError, match=r"state_dir: .* may not be written by user"):
         require_writable("state_dir", tmp_path)
+
+
+def test_two_processes_do_not_share_a_folder_and_the_second_says_so(tmp_path: Path) -> None:
+    state, cache = tmp_path / "state", tmp_path / "cache"
+    state.mkdir()
+    cache.mkdir()
+    script = (
+        "import sys; from pathlib import Path; from split.profiles.load import claim\n"
+        "held = claim({'state_dir': Path(sys.argv[1])}); print('held', flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", script, str(state)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
+    )
+    with other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(ConfigError, match=r"state_dir: .*state is in use by another isthmus process"):
+            claim({"cache_dir": cache, "state_dir": state})
+        other.kill()  # whatever ends it: the folder is free again, and nothing is left in it
+        other.wait()
+    for descriptor in claim({"cache_dir": cache, "state_dir": state}):
+        os.close(descriptor)
+    assert list(state.iterdir()) == []
+
+
+def test_one_folder_under_two_keys_is_locked_once(tmp_path: Path) -> None:
+    [descriptor] = claim({"state_dir": tmp_path, "cache_dir": tmp_path})
+    os.close(descriptor)
