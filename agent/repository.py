@@ -9,6 +9,7 @@ until it is done the model answers locally. What cannot be used is UNAVAILABLE a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
@@ -51,6 +52,10 @@ class ModelState(StrEnum):
 
 UNLOADED: Final = "unloaded"
 """Triton's reason why a model is UNAVAILABLE with which nothing is wrong."""
+STORAGE_RETRY_S: Final = 5.0
+"""Between two looks whether the cache can be written again, after a model could not be worked on for that."""
+STORAGE_RETRY_MAX_S: Final = 80.0
+"""Where it can be and the work fails all the same, the pauses double up to here."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -224,13 +229,27 @@ class Repository:
         self._store.forget(folder)
 
     async def _bring_up(self, entry: Entry, why_not: str) -> None:
+        """Until the model is as good as it gets; where the cache cannot be written (a full disk), until it can be."""
+        pause_s = STORAGE_RETRY_S
+        while await self._attempt(entry, why_not):
+            await asyncio.sleep(pause_s)
+            while not await asyncio.to_thread(_takes_files, self._cache_dir):  # noqa: ASYNC110 - a disk tells nobody
+                await asyncio.sleep(STORAGE_RETRY_S)
+            pause_s = min(2 * pause_s, STORAGE_RETRY_MAX_S)
+
+    async def _attempt(self, entry: Entry, why_not: str) -> bool:
+        """One try. Whether another may do better: it failed for the files it works on, not for the model."""
+        storage = False
         try:
             if why_not:
                 raise InvalidModel(why_not)
-            await self._to_ready(entry)
+            if entry.model is None:
+                await self._to_ready(entry)
             await self._to_profiled(entry)
+            entry.reason = ""
             await self._to_optimised(entry)
-        except IsthmusError as error:
+        except (IsthmusError, OSError) as error:
+            storage = isinstance(error, ModelUnavailable | OSError)
             if entry.state is ModelState.READY:
                 entry.reason = f"answers locally only: {error}"
                 log.warning("model=%s cannot be split: %s", entry.name, error)
@@ -247,6 +266,7 @@ class Repository:
             if entry.state is ModelState.LOADING:  # cancelled
                 entry.state, entry.reason = ModelState.UNAVAILABLE, "loading was stopped"
             entry.settled.set()
+        return storage
 
     async def _to_ready(self, entry: Entry) -> None:
         """Card, contract, the whole opened and run once."""
@@ -278,7 +298,7 @@ class Repository:
         await self._adopt_forms(model)
         self._store.keep(Path(card.path))
         await self._open(model)
-        entry.model, entry.state = model, ModelState.READY
+        entry.model, entry.state, entry.reason = model, ModelState.READY, ""
         entry.settled.set()
         log.info("model=%s version=%s ready, %d cuts", entry.name, entry.version, len(card.cuts))
 
@@ -367,6 +387,19 @@ class Repository:
             memory_bytes=self._memory_bytes,
             on_progress=show,
         )
+
+
+def _takes_files(folder: Path) -> bool:
+    """Whether a megabyte can be written there now."""
+    probe = folder / ".room"
+    try:
+        probe.write_bytes(bytes(1 << 20))
+    except OSError:
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink()
+    return True
 
 
 def _retrieved(task: asyncio.Task[None]) -> None:

@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import aiohttp
+import msgspec
 import numpy as np
 import onnx
 import onnx.parser
 import pytest
 import pytest_asyncio
 
+import agent.repository
 from agent.config import AgentConfig, Emulation, Listen
 from agent.daemon import Daemon
 from agent.served_model import ServedModel
-from split.errors import ConfigError
+from split.errors import ConfigError, ModelUnavailable
 from split.profiles.address import HostPort
 from split.runtime.engine import Segment
 
@@ -218,13 +221,65 @@ async def test_a_restart_takes_what_was_prepared_from_the_cache(home: Path, tmp_
     assert card.stat().st_mtime_ns == changed_ns
 
 
+async def test_a_cache_without_room_is_said_and_the_models_come_by_themselves_when_there_is_room(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """O-LC-05 on the device: a full disk while models are prepared and measured, then room again, and no restart."""
+    real, failed, room = agent.repository.run_child, dict.fromkeys(("prepare", "profile"), 0), asyncio.Event()
+
+    async def run_child(arguments: Sequence[str], **options: Any) -> None:
+        if failed.get(arguments[0], 2) < 2:
+            failed[arguments[0]] += 1
+            raise ModelUnavailable("card.json.new cannot be used (No space left on device)")
+        if arguments[0] == "profile":
+            await room.wait()
+        await real(arguments, **options)
+
+    monkeypatch.setattr(agent.repository, "run_child", run_child)
+    monkeypatch.setattr(agent.repository, "STORAGE_RETRY_S", 0.05)
+    config = msgspec.structs.replace(configured(home, tmp_path), cache_dir=tmp_path / "empty")
+    async with Daemon(config) as daemon, aiohttp.ClientSession() as session:
+        caller = Caller(session, daemon)
+        seen: set[tuple[object, object]] = set()
+
+        async def through() -> bool:
+            [model] = daemon.service.status()["models"]
+            seen.add((model["state"], model["reason"]))
+            if failed["profile"] == 2:
+                room.set()
+            return bool(model["profiled"])
+
+        await caller.until(through)
+        [model] = daemon.service.status()["models"]
+        assert (model["state"], model["reason"]) == ("READY", "")
+        assert ("UNAVAILABLE", "card.json.new cannot be used (No space left on device)") in seen
+        assert failed == {"prepare": 2, "profile": 2}
+        status, _ = await caller.infer([[0.0, 1.0, -1.0]])
+        assert status == 200
+
+
 async def test_a_busy_port_is_a_sentence_that_names_it(home: Path, tmp_path: Path) -> None:
     async with Daemon(configured(home, tmp_path)) as first:
         taken = first.http.ports[0]
         listen = Listen(http=HostPort(f"127.0.0.1:{taken}"))
+        elsewhere = msgspec.structs.replace(
+            configured(home, tmp_path, listen=listen), state_dir=tmp_path / "s2", cache_dir=tmp_path / "c2"
+        )
         with pytest.raises(ConfigError, match=str(taken)):
-            async with Daemon(configured(home, tmp_path, listen=listen)):
+            async with Daemon(elsewhere):
                 pass
+
+
+async def test_a_second_daemon_with_the_folders_of_the_first_is_a_sentence_and_starts_when_that_is_gone(
+    home: Path, tmp_path: Path
+) -> None:
+    config = configured(home, tmp_path)
+    async with Daemon(config):
+        with pytest.raises(ConfigError, match=r"state_dir: .* is in use by another isthmus process"):
+            async with Daemon(config):
+                pass
+    async with Daemon(config) as daemon:
+        assert daemon.service.status()["metering"]["used_bytes"] == 0
 
 
 async def test_a_missing_repository_is_a_sentence(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import errno
 import hashlib
 import os
 import random
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -324,3 +326,35 @@ def test_a_disk_that_is_full_when_all_is_there_lets_it_be_finished_later(
     monkeypatch.undo()
     assert model.offer(store) == Wanted()
     assert store.finish(model.digest, "cam")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", place], capture_output=True).returncode:
+        pytest.skip("mounting a file system needs rights that this user does not have")
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+def test_on_a_small_disk_what_does_not_fit_is_refused_and_what_fills_up_meanwhile_waits(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    store = ModelStore(small_disk / "models", budget_bytes=BUDGET)
+    large, model = Model(tmp_path, NOISE * 2), Model(tmp_path, OLD)
+    with pytest.raises(CompanionRefused) as refused:
+        large.offer(store)
+    assert refused.value.code == "DISK_FULL"
+    wanted = model.offer(store)
+    assert wanted is not None
+    model.send(store, wanted, most=400_000)
+    filler = small_disk / "somebody-elses"
+    filler.write_bytes(bytes(1_500_000))
+    with pytest.raises(CompanionRefused) as refused:
+        model.send(store, wanted)
+    assert refused.value.code == "DISK_FULL"
+    store.release(model.digest, "cam")
+    filler.unlink()
+    assert model.bring(store) < 700_000
