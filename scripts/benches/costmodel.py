@@ -2,7 +2,8 @@
 
 Every candidate cut is measured as two sessions in turns with the whole, as a profile does it; the model of costs is
 fitted to `FITTED` of them, those that a profile would measure first, and held against all others. A model's error is
-the mean over its cuts; the figure is the worst model's.
+the mean over its cuts; the figure is the worst model's. What dynamic models take at other sizes than the profiled ones
+is `dynamic.py`'s.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from scripts import models
-from scripts.benches import nets, split
+from scripts.benches import dynamic, nets, split
 from scripts.benches.figure import CACHE, Figure
 from split.graph.card import CutCard, ModelCard, read_card
 from split.plan.costs import CutTimes, MeasuredCut, spread_out
@@ -53,12 +54,14 @@ def prepare() -> None:
         for cut in card.cuts:
             open_halves(cut, folder, inputs, open_best)
         (folder / "prepared").touch()
+    dynamic.prepare()
 
 
 def run(*, quick: bool) -> tuple[list[Figure], list[dict[str, Any]]]:
     rows: list[dict[str, Any]] = []
     for name in MODELS:
         rows += _errors(name, BUDGET_QUICK_S if quick else BUDGET_S)
+    other_sizes = dynamic.rows(quick=quick)
     held_out = [row for row in rows if not row["fitted"]]
     heads = {name: [row["head_error"] for row in held_out if row["model"] == name] for name in MODELS}
     tails = {name: [row["tail_error"] for row in held_out if row["model"] == name] for name in MODELS}
@@ -67,7 +70,18 @@ def run(*, quick: bool) -> tuple[list[Figure], list[dict[str, Any]]]:
         Figure(name="head_mape", value=max(map(statistics.mean, heads.values())), unit="ratio", at_most=0.05),
         Figure(name="head_worst", value=worst, unit="ratio", at_most=0.12),
         Figure(name="tail_mape", value=max(map(statistics.mean, tails.values())), unit="ratio", at_most=0.05),
-    ], rows
+        *_at_other_sizes(other_sizes),
+    ], rows + other_sizes
+
+
+def _at_other_sizes(rows: list[dict[str, Any]]) -> list[Figure]:
+    """Mean error of the worst model, and boundaries whose bytes were not told exactly."""
+    errors = {name: [row["error"] for row in rows if row["model"] == name] for name in dynamic.PROFILED}
+    wrong = sum(row["predicted_bytes"] != row["measured_bytes"] for row in rows)
+    return [
+        Figure(name="dynamic_mape", value=max(map(statistics.mean, errors.values())), unit="ratio", at_most=0.15),
+        Figure(name="dynamic_bytes_wrong", value=wrong, unit="boundaries", at_most=0),
+    ]
 
 
 def _errors(name: str, budget_s: float) -> list[dict[str, Any]]:
