@@ -7,7 +7,7 @@ Row 0 is local. What was not measured is not in the table (no cost) or not allow
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Final
 
@@ -62,6 +62,10 @@ _ESTIMATED: Final = 1.0 + (ESTIMATE_SIGMA / Drift.NOISE) ** 2
 """What σ² of a head is multiplied by where its time is estimated: relative to the least σ of a measurement."""
 
 
+SCALED_KEPT_MAX: Final = 32
+"""Tables at other sizes that one table keeps, 20 KB each for 100 plans: making one takes 20 µs."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanTable:
     """Columns over the plans of one model. Times are ms of this device without `emulation.slowdown` and drift."""
@@ -95,6 +99,8 @@ class PlanTable:
     """Every cut of the card, measured or not."""
     no_cuts_reason: str = ""
     """Why there is none."""
+    _at: dict[tuple[int, ...], PlanTable] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """This table at the sizes asked for last."""
 
     @property
     def whole_ms(self) -> float:
@@ -123,6 +129,8 @@ class PlanTable:
     def at(self, sizes: tuple[int, ...]) -> PlanTable:
         """The same plans for a request of these sizes of the model's open dims (`ModelCard.growth`); () stands for the
         profiled ones. Estimates of the link's, the device's and the companion's state apply to it as to this one."""
+        if (known := self._at.get(sizes)) is not None:
+            return known
         ratios = self.scaling.at(sizes)
         if ratios is None:
             return self
@@ -137,7 +145,10 @@ class PlanTable:
         by_spread[_SPREAD_DOWN_DOWN] = ratios.down * ratios.down
         by_spread[_SPREAD_ENCODED_DOWN] = ratios.down
         by_spread[_SPREAD_HEAD], by_spread[_SPREAD_TAIL] = ratios.head * ratios.head, ratios.tail * ratios.tail
-        return replace(self, costs=self.costs * by_column, spread=self.spread * by_spread)
+        while len(self._at) >= SCALED_KEPT_MAX:
+            del self._at[next(iter(self._at))]
+        found = self._at[sizes] = replace(self, costs=self.costs * by_column, spread=self.spread * by_spread)
+        return found
 
     @staticmethod
     def build(card: ModelCard, profile: ModelProfile, contract: Contract) -> PlanTable:

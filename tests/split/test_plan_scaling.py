@@ -168,6 +168,18 @@ def test_sizes_that_were_profiled_and_no_sizes_change_nothing() -> None:
     assert fixed.at((7,)) is fixed
 
 
+def test_a_table_keeps_few_of_itself_at_other_sizes_and_a_better_known_one_none() -> None:
+    table = table_of()
+    seven = table.at((7,))
+    assert table.at((7,)) is seven
+    for n in range(100, 200):
+        table.at((n,))
+    assert table.at((7,)) is not seven
+    np.testing.assert_array_equal(table.at((7,)).costs, seven.costs)
+    better = table.with_compute(head_ms=table.costs[Column.HEAD] * 2.0)
+    assert better.at((7,)).whole_ms == pytest.approx(2 * seven.whole_ms)
+
+
 def test_only_the_last_sizes_are_kept() -> None:
     table = table_of()
     first = table.scaling.at((1,))
