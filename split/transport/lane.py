@@ -20,11 +20,9 @@ from split.wire.connection import Received, WireConnection
 from split.wire.limits import CLOSE_FLUSH_S, KIB, MAX_FRAME_BYTES, Limits
 from split.wire.messages import Hello
 
-WRITE_BUFFER_BYTES: Final = 16 * KIB
-"""High-water mark of asyncio's TLS layer and, separately, of the TCP transport beneath it, which has its own."""
-
-NOTSENT_LOWAT_BYTES: Final = 16 * KIB
-"""The kernel takes more only while less than this is unsent: 77 ms instead of 592 for 1 KB behind 2 MB at 50 Mbit/s."""
+WAITING_BYTES: Final = 16 * KIB
+"""What may wait, at first and on slow links, in each of three places: asyncio's TLS layer, the TCP transport beneath,
+and the kernel, unsent (TCP_NOTSENT_LOWAT: 77 ms instead of 592 for 1 KB behind 2 MB at 50 Mbit/s)."""
 
 USER_TIMEOUT_MS: Final = 10_000
 """Unacknowledged for so long, the connection is dead: shorter than the kernel's 15 minutes, longer than a handover."""
@@ -37,15 +35,25 @@ CONGESTION_CONTROL: Final = "bbr"
 RECORD_BYTES: Final = 16 * KIB
 """Plain bytes of a full TLS record (RFC 8446, section 5.1); a frame fills whole ones."""
 FRAME_S: Final = 0.005
-"""A frame is what the link takes in so long: 13 ms at 10 Mbit/s (a record is the least), then 5 ms until 400 Mbit/s."""
+"""A frame is what the link takes in so long: 13 ms at 10 Mbit/s (a record is the least), then 5 ms up to 200 Mbit/s."""
+LARGEST_FRAME_BYTES: Final = 128 * KIB
+"""With 256 KiB each frame costs fresh pages of memory: 3.8 ms of processor time per MB and both ends instead of 2.4."""
 MEASURE_S: Final = 0.2
 """The rate is read again after so long of sending: a few round trips, and the system call is nothing beside it."""
 
 
+assert LARGEST_FRAME_BYTES <= MAX_FRAME_BYTES
+
+
 def frame_bytes_at(rate_bytes_per_s: float) -> int:
-    """Header and body of a frame on a link of this rate: clamp(rate × 5 ms, 16 KiB, 256 KiB), in whole TLS records."""
+    """Header and body of a frame on a link of this rate: clamp(rate × 5 ms, 16 KiB, 128 KiB), in whole TLS records."""
     records = round(rate_bytes_per_s * FRAME_S / RECORD_BYTES)
-    return min(max(records * RECORD_BYTES, RECORD_BYTES), MAX_FRAME_BYTES)
+    return min(max(records * RECORD_BYTES, RECORD_BYTES), LARGEST_FRAME_BYTES)
+
+
+def waiting_bytes_at(frame_bytes: int) -> int:
+    """What may wait where frames have this size: half of one, 2.5 ms; less makes a fast link wait for this side."""
+    return max(WAITING_BYTES, frame_bytes // 2)
 
 
 class LaneOwner(Protocol):
@@ -149,7 +157,7 @@ class Lane(asyncio.BufferedProtocol):
         self._socket = transport.get_extra_info("socket")
         self._congestion_control = tune(self._socket)
         self._headers = IPV6_HEADERS if self._socket.family == socket.AF_INET6 else IPV4_HEADERS
-        keep_few_bytes(transport)
+        keep_few_bytes(transport, self._socket, WAITING_BYTES)
         self.pump()
 
     def _turn_away(self, error: IdentityError) -> None:
@@ -222,7 +230,7 @@ class Lane(asyncio.BufferedProtocol):
                 frame = self.connection.next_frame()
                 if frame is None:
                     break
-                transport.write(frame)
+                transport.write(memoryview(frame))  # asyncio cuts it record by record: bytes, by copying the rest
         finally:
             self._pumping = False
         if self._owner is not None:
@@ -234,7 +242,11 @@ class Lane(asyncio.BufferedProtocol):
         self._measure_at_s = self._loop.time() + MEASURE_S
         info = self._info()
         if info is not None and info.delivery_rate_bytes_per_s > 0:
-            self.connection.frame_bytes = frame_bytes_at(info.delivery_rate_bytes_per_s)
+            frame_bytes = frame_bytes_at(info.delivery_rate_bytes_per_s)
+            if frame_bytes != self.connection.frame_bytes:
+                assert self._transport is not None, "what is measured is connected"
+                self.connection.frame_bytes = frame_bytes
+                keep_few_bytes(self._transport, self._socket, waiting_bytes_at(frame_bytes))
 
     def hold_reading(self, hold: bool) -> None:
         """Stop or resume taking bytes from the peer."""
@@ -325,15 +337,17 @@ class Lane(asyncio.BufferedProtocol):
             self._owner.lane_over(self, reason, cause)
 
 
-def keep_few_bytes(transport: asyncio.Transport) -> None:
-    """Bound what waits in asyncio: in its TLS layer, and in the TCP transport beneath, which has a bound of its own.
+def keep_few_bytes(transport: asyncio.Transport, sock: Any, waiting_bytes: int) -> None:
+    """Bound what waits: in asyncio's TLS layer, in the TCP transport beneath, which has a bound of its own, and in the
+    kernel, unsent.
 
-    There is no public way to the latter; without it 64 KiB more wait (tests hold it against each Python's asyncio).
+    There is no public way to the second; without it 64 KiB more wait (tests hold it against each Python's asyncio).
     """
-    transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+    transport.set_write_buffer_limits(high=waiting_bytes)
     beneath = getattr(getattr(transport, "_ssl_protocol", None), "_transport", None)
     if isinstance(beneath, asyncio.Transport):
-        beneath.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        beneath.set_write_buffer_limits(high=waiting_bytes)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, waiting_bytes)
 
 
 def tune(sock: Any) -> str:
@@ -341,7 +355,6 @@ def tune(sock: Any) -> str:
     idle_s, interval_s, probes = KEEPALIVE_S
     for level, option, value in (
         (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-        (socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOTSENT_LOWAT_BYTES),
         (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS),
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
         (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle_s),

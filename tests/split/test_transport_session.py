@@ -356,3 +356,22 @@ async def test_a_device_that_takes_a_companion_for_one_learns_so_on_its_first_co
     async with house(ours) as place:
         with pytest.raises(IdentityError):
             await dial("127.0.0.1", place.listener.port, identity=ours["companion"], hello=hello(), timeout_s=20)
+
+
+async def test_frames_and_what_may_wait_follow_the_rate_once_the_link_has_held_us_back(
+    ours: dict[str, Identity],
+) -> None:
+    async with house(ours) as place:
+        device, companion = await connect(place, ours)
+        bulk = device._lanes[1]
+        assert device.observe().connections[1].frame_bytes == DEFAULT_LIMITS.frame_bytes
+        while bulk._measure_at_s == 0.0:
+            device.send(infer("a"), [BYTES])
+            await companion.receive()
+        frame_bytes = device.observe().connections[1].frame_bytes
+        lowat = bulk._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+        if frame_bytes != DEFAULT_LIMITS.frame_bytes:
+            assert lowat == max(16_384, frame_bytes // 2)
+        assert frame_bytes % 16_384 == 0
+        assert 16_384 <= frame_bytes <= 131_072
+        await device.close("done")

@@ -22,7 +22,7 @@ from split.identity.certificates import Identity, issue, make_authority
 from split.identity.contexts import client_context
 from split.transport import listener as listening_side
 from split.transport.channel import Channel
-from split.transport.lane import WRITE_BUFFER_BYTES
+from split.transport.lane import WAITING_BYTES
 from split.transport.listener import Listener, listen
 from split.transport.tls import dial
 from split.wire.limits import MIB
@@ -423,7 +423,7 @@ async def test_little_waits_in_the_tls_layer_and_in_the_transport_beneath_it(our
         device = await dial("127.0.0.1", listener.port, identity=ours["device"], hello=hello(), timeout_s=20)
         above: Any = device._first._transport
         for transport in (above, above._ssl_protocol._transport):
-            assert transport.get_write_buffer_limits()[1] == WRITE_BUFFER_BYTES
+            assert transport.get_write_buffer_limits()[1] == WAITING_BYTES
         await device.close("done")
 
 
