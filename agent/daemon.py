@@ -114,6 +114,7 @@ class Daemon:
         lateness = Lateness(queue_ms=lambda: compute.queue_ms)
         compute.on_load, uplink.on_silence = lateness.make_room, lateness.hurry_all
         health = Health(compute)
+        renewal = Renewal(self._credentials, ask=uplink.ask_renewal) if config.companions else None
         self.service = DaemonService(
             intake=Intake(
                 default_deadline_ms=config.limits.default_deadline_ms, inflight_bytes=config.limits.inflight_bytes
@@ -124,10 +125,11 @@ class Daemon:
             planner=planner,
             uplink=uplink,
             compute=compute,
-            metrics=_metrics(journal, compute, uplink, meter),
+            metrics=_metrics(journal, compute, uplink, meter, renewal),
             meter=meter,
             health=health,
             machine=machine,
+            identity=lambda: renewal.status() if renewal is not None else None,
         )
         repository.start()
         self._stack.push_async_callback(repository.close)
@@ -137,8 +139,7 @@ class Daemon:
             interfaces = Interfaces(uplink.network_changed)
             interfaces.start()
             self._stack.callback(interfaces.close)
-        if config.companions:
-            renewal = Renewal(self._credentials, ask=uplink.ask_renewal)
+        if renewal is not None:
             uplink.on_renewed = renewal.answered
             renewing = asyncio.create_task(renewal.run(), name="renewal")
             self._stack.callback(renewing.cancel)
@@ -242,7 +243,7 @@ async def run(config: AgentConfig) -> None:
             log.info("stopping")
 
 
-def _metrics(journal: Journal, compute: Compute, uplink: Uplink, meter: Meter) -> Metrics:
+def _metrics(journal: Journal, compute: Compute, uplink: Uplink, meter: Meter, renewal: Renewal | None) -> Metrics:
     return Metrics(
         journal,
         version=VERSION,
@@ -255,6 +256,10 @@ def _metrics(journal: Journal, compute: Compute, uplink: Uplink, meter: Meter) -
             "isthmus_metered_bytes_max": (
                 "Metered bytes that a month has; +Inf where there is no cap.",
                 lambda: math.inf if meter.cap_bytes is None else meter.cap_bytes,
+            ),
+            "isthmus_certificate_end_timestamp_seconds": (
+                "When this device's certificate ends; +Inf where none is configured.",
+                lambda: math.inf if renewal is None else renewal.until_s,
             ),
         },
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Final
 
 from split.errors import IdentityError, IsthmusError
@@ -70,6 +71,28 @@ class Renewal:
                 pause_s, retry_s = retry_s, min(2 * retry_s, RETRY_S[1])
             await self._sleep(pause_s)
 
+    @property
+    def until_s(self) -> float:
+        """When the certificate ends, seconds since 1970; 0 while its files cannot be read."""
+        try:
+            return self._credentials.validity().until_s
+        except IdentityError:
+            return 0.0
+
+    def status(self) -> dict[str, object]:
+        """For `isthmus status`: who this device is, until when, and what stands in the way of a renewal."""
+        try:
+            validity = self._credentials.validity()
+            known = {
+                "name": self._credentials.name(),
+                "until": _utc(validity.until_s),
+                "renewed_from": _utc(validity.renew_at_s),
+            }
+        except IdentityError as error:
+            return {"note": str(error)}
+        clock = "this host's clock is not set" if self._credentials.known_time.clock_is_behind else ""
+        return {**known, "note": self._said or clock}
+
     def _due(self) -> bool:
         return self._credentials.known_time.now_s() >= self._credentials.validity().renew_at_s
 
@@ -98,6 +121,10 @@ class Renewal:
         if why != self._said:
             log.warning("the certificate %s is due for renewal: %s", self._credentials.identity.cert, why)
         self._said = why
+
+
+def _utc(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _make_request() -> tuple[bytes, str]:

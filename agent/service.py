@@ -5,6 +5,7 @@ the journal and the planner. Translation only; the way of a request is `serve.py
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -42,6 +43,7 @@ class DaemonService:
         meter: Meter,
         health: Health,
         machine: Machine,
+        identity: Callable[[], Mapping[str, object] | None],
     ) -> None:
         self._intake = intake
         self._serve = serve
@@ -54,6 +56,7 @@ class DaemonService:
         self._meter = meter
         self._health = health
         self._machine = machine
+        self._identity = identity
         self._started_at_s = asyncio.get_running_loop().time()
 
     # -- inference ----------------------------------------------------------------------------------------------------
@@ -194,6 +197,7 @@ class DaemonService:
                     for one in self._uplink.unreached
                 ],
             },
+            "identity": self._identity(),
             "metering": self._meter.snapshot(),
             "queue_ms": round(self._compute.queue_ms, 3),
             **self._journal.counts(),

@@ -13,10 +13,8 @@ from typing import Final
 
 from cloud.register import Register
 from split.errors import IdentityError
-from split.identity.contexts import peer_of
 from split.identity.credentials import Credentials
 from split.identity.files import why_not_switched
-from split.identity.readiness import own_certificate
 from split.transport.channel import PeerIdentity
 from split.wire.messages import Renewed
 
@@ -94,8 +92,7 @@ class Renewals:
             raise IdentityError(why)
         self._require_authority()
         key, request = make_request()
-        name = peer_of(own_certificate(credentials.identity, "companion"), role="companion")
-        chain = self._register.sign(request, name, "companion", days=self._days, now_s=now_s)
+        chain = self._register.sign(request, credentials.name(), "companion", days=self._days, now_s=now_s)
         credentials.switch(cert=chain, key=key)
         return True
 

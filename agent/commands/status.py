@@ -44,6 +44,8 @@ def _lines(status: Mapping[str, Any]) -> Iterator[str]:
         yield f"{'':<10} {line}"
     for other in (status.get("companion") or {}).get("unreached") or ():
         yield f"{'':<10} {other['address']}: {other['code']}, {other['reason']}; next try not before {_next(other)}"
+    if identity := status.get("identity"):
+        yield f"{'identity':<10} {_identity(identity)}"
     if metering := status.get("metering"):
         yield f"{'metering':<10} {_metering(metering)}"
     counts = [f"{status.get('requests', 0)} answered", f"{status.get('fallbacks', 0)} fell back to the device"]
@@ -62,6 +64,14 @@ def _lines(status: Mapping[str, Any]) -> Iterator[str]:
         yield row.rstrip()
         for cut, why in sorted((model.get("cuts_not_open") or {}).items()):
             yield f"{'':<28} cut {cut} is not open at the companion: {why}"
+
+
+def _identity(identity: Mapping[str, Any]) -> str:
+    facts = [str(identity.get("name") or "")]
+    if identity.get("until"):
+        facts.append(f"certificate until {identity['until']}, renewed from {identity.get('renewed_from')} on")
+    facts.append(str(identity.get("note") or ""))
+    return ", ".join(filter(None, facts))
 
 
 def _device(status: Mapping[str, Any]) -> str:

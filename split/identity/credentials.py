@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import shutil
 import ssl
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -62,7 +62,8 @@ class Credentials:
         self.known_time = known_time or KnownTime()
         self._revoked = revoked
         self._context: ssl.SSLContext | None = None
-        self._validity: tuple[_Stamp, Validity] | None = None
+        self._shown: tuple[_Stamp, Mapping[str, Any]] | None = None
+        """Our own certificate as peers see it."""
         self._loaded: _Stamp = ()
         """What the files were when the context was made."""
         self._looked_at: _Stamp = ()
@@ -116,10 +117,11 @@ class Credentials:
 
     def validity(self) -> Validity:
         """Of our own certificate as it lies there now; IdentityError when the files cannot serve."""
-        stamp = self._stamp()
-        if self._validity is None or self._validity[0] != stamp:
-            self._validity = stamp, validity_of(own_certificate(self.identity, self.role))
-        return self._validity[1]
+        return validity_of(self._own())
+
+    def name(self) -> str:
+        """Ours, from our own certificate as it lies there now; IdentityError when the files cannot serve."""
+        return peer_of(self._own(), role=self.role)
 
     def switch(self, *, cert: bytes, key: bytes) -> None:
         """Put a renewed certificate (chain) and its key, PEM, in place of ours, if every peer would take it.
@@ -132,13 +134,11 @@ class Credentials:
             fresh = Identity(cert=folder / "cert.pem", key=folder / "key.pem", ca=self.identity.ca)
             write_whole(fresh.cert, cert, mode=CERT_MODE)
             write_whole(fresh.key, key, mode=KEY_MODE)
-            name, before = (
-                peer_of(own_certificate(identity, self.role), role=self.role) for identity in (fresh, self.identity)
-            )
+            name = peer_of(own_certificate(fresh, self.role), role=self.role)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        if name != before:
-            raise IdentityError(f"the renewed certificate is for {name!r}, ours is for {before!r}: it is not taken")
+        if name != self.name():
+            raise IdentityError(f"the renewed certificate is for {name!r}, ours is for {self.name()!r}: not taken")
         switch_pair(self.identity, cert=cert, key=key)
 
     def require(self) -> str:
@@ -153,6 +153,12 @@ class Credentials:
         except IdentityError as error:
             raise ConfigError(f"identity: {error}") from error
         return "" if self.known_time.clock_is_behind else warning
+
+    def _own(self) -> Mapping[str, Any]:
+        stamp = self._stamp()
+        if self._shown is None or self._shown[0] != stamp:
+            self._shown = stamp, own_certificate(self.identity, self.role)
+        return self._shown[1]
 
     def _make(self) -> ssl.SSLContext:
         make = client_context if self.role == "device" else server_context

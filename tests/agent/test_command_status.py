@@ -51,3 +51,18 @@ def test_another_congestion_control_and_a_missing_connection_are_said_with_their
     assert "one connection only: an urgent request waits" in text
     assert "cubic, not bbr: an urgent request beside big ones waits for the router's queue" in text
     assert "tcp_slow_start_after_idle" in text
+
+
+def test_the_device_is_named_with_the_end_of_its_certificate_and_what_stands_in_the_way() -> None:
+    identity = {
+        "name": "cam-1",
+        "until": "2030-01-31T00:00:00Z",
+        "renewed_from": "2030-01-21T00:00:00Z",
+        "note": "the companion does not renew it",
+    }
+    (line,) = [line for line in _lines({"identity": identity}) if line.startswith("identity")]
+    assert line == (
+        "identity   cam-1, certificate until 2030-01-31T00:00:00Z, renewed from 2030-01-21T00:00:00Z on, "
+        "the companion does not renew it"
+    )
+    assert not any(line.startswith("identity") for line in _lines({"identity": None}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -171,6 +171,22 @@ async def test_whatever_goes_wrong_the_old_pair_stays_is_said_once_and_tried_aga
     assert RETRY_S[1] * 10 < 10 * DAY_S, "many tries in the third of the life that is left"
     if what != "a link":
         assert len(list(device.identity.cert.parent.iterdir())) == 3, "no key is left beside"
+
+
+async def test_the_status_tells_who_this_is_until_when_and_what_is_in_the_way(device: Device) -> None:
+    said = device.renewal.status()
+    end = device.issued_at.replace(microsecond=0) + timedelta(days=30)
+    assert said["name"] == "cam-1"
+    assert said["until"] == f"{end:%Y-%m-%dT%H:%M:%SZ}"
+    assert said["note"] == ""
+    assert device.renewal.until_s == end.timestamp()
+    device.now_s += 25 * DAY_S
+    device.connected = False
+    await device.look()
+    assert device.renewal.status()["note"] == "no companion is connected that renews certificates"
+    device.identity.cert.unlink()
+    assert "does not exist" in str(device.renewal.status()["note"])
+    assert device.renewal.until_s == 0.0
 
 
 async def test_an_answer_that_comes_too_late_is_dropped(device: Device) -> None:
