@@ -513,7 +513,7 @@ async def test_a_header_that_drips_is_hung_up_on(service: Echo) -> None:
 
 async def test_connections_over_the_limit_are_hung_up_on_and_room_comes_back(service: Echo) -> None:
     live = f"{LIVE}Host: localhost\r\n\r\n".encode()
-    async with serving(service, max_sessions=1) as api:
+    async with serving(service, max_connections=1) as api:
         reader, writer = await asyncio.open_connection("127.0.0.1", api.ports[0])
         writer.write(live)
         await reader.readuntil(b"}")
