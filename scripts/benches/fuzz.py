@@ -35,7 +35,15 @@ def prepare() -> None:
 
 def run(*, quick: bool) -> tuple[list[Figure], list[dict[str, Any]]]:
     graphs = GRAPHS_QUICK if quick else GRAPHS
-    figures, rows = report(fuzz_cuts(SEED, graphs=graphs, cuts_max=CUTS_PER_GRAPH_MAX, on_graph=_tell), graphs)
+    told = 0
+
+    def tell(tally: Tally) -> None:
+        nonlocal told
+        if tally.graphs >= told + TELL_EVERY:
+            told = tally.graphs
+            print(f"{told} graphs, {tally.cuts} cuts, {len(tally.wrong)} wrong …", file=sys.stderr, flush=True)
+
+    figures, rows = report(fuzz_cuts(SEED, graphs=graphs, cuts_max=CUTS_PER_GRAPH_MAX, on_graph=tell), graphs)
     wire_frames = WIRE_FRAMES_QUICK if quick else WIRE_FRAMES
     wire_figures, wire_rows = report_wire(fuzz_wire(wire_frames, WIRE_SEED), wire_frames)
     return figures + wire_figures, rows + wire_rows
@@ -73,8 +81,3 @@ def report_wire(result: WireResult, frames: int) -> tuple[list[Figure], list[dic
     ]
     rows: list[dict[str, Any]] = [result.as_json()]
     return figures, rows + [{"wrong_stream_seed": one.seed, "why": one.why} for one in result.wrong]
-
-
-def _tell(tally: Tally) -> None:
-    if tally.graphs % TELL_EVERY == 0:
-        print(f"{tally.graphs} graphs, {tally.cuts} cuts, {len(tally.wrong)} wrong …", file=sys.stderr, flush=True)
