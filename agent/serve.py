@@ -21,7 +21,8 @@ from agent.journal import Journal, Outcome, answered_entry
 from agent.lateness import Lateness
 from agent.planner import Planner
 from agent.stages import Finished, Prepared, finish, prepare, whole
-from agent.uplink import Asked, RemoteReply, Uplink
+from agent.uplink import Uplink
+from agent.waiting import Asked, RemoteReply
 from split.errors import DeadlineExceeded, EngineFailed, IsthmusError, ModelUnavailable, UnknownModel
 from split.ids import OFFLOAD_CUT
 from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate

@@ -787,7 +787,7 @@ def dies_first(then: Behaviour_, *, times: int = 1) -> Behaviour_:
 def finishes_in(lab: Lab, ms: float) -> None:
     """What is left of a request takes the device so long. The companion is back after 50 ms, the pause of the back-off,
     and expected to need 6 ms."""
-    lab.planner.finish_ms = lambda name, cut: ms  # type: ignore[method-assign]
+    lab.planner.finish_ms = lambda *request: ms  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("mode", ["split", "offload"])

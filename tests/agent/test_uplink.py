@@ -21,7 +21,8 @@ import pytest
 
 from agent.planner import Planner
 from agent.served_model import ServedModel
-from agent.uplink import SILENCE_S, Asked, Uplink
+from agent.uplink import SILENCE_S, Uplink
+from agent.waiting import Asked
 from split.codec.payload import encode
 from split.errors import (
     ChannelError,

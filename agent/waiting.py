@@ -1,0 +1,272 @@
+"""The requests that a companion has still to answer, over all connections. `uplink.py` says which connection there is;
+nothing here waits.
+
+    sent ── reply, refusal ──► answered
+     │ ▲
+     │ └── the next connection, to whichever companion, has open what it needs, and is soon enough
+     ▼   │
+    lost ┴── no attempt left, too late, or abandoned
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from agent.openings import are_times
+from agent.planner import Planner
+from split.codec.image import image_fingerprint
+from split.codec.payload import decode
+from split.errors import CompanionRefused, ConnectionLost, IsthmusError, Overloaded, RemoteProtocolError, TooLarge
+from split.tensor import Tensors
+from split.transport.channel import Buffer, Channel, Incoming
+from split.wire.messages import Cancel, Infer, Priority, Refused, Reply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteReply:
+    """What came back for one request."""
+
+    outputs: Tensors
+    reply: Reply
+    network_ms: float
+    """Round trip without the companion's own time."""
+    decode_ms: float
+    """Of the outputs, here."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Asked:
+    """One request that a companion is to answer, through all its attempts."""
+
+    reply: asyncio.Future[RemoteReply]
+    """The reply to the attempt that counts, or a ChannelError once none will come."""
+    lost: asyncio.Future[str]
+    """Done, with why, when a connection took the request with it, be it sent again or not."""
+    here_at_s: float = math.inf
+    """When the device expects to have the answer itself, set by whoever waits: nothing that would come later is sent
+    again."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Request:
+    asked: Asked
+    message: Infer
+    """As last sent."""
+    payload: Sequence[Buffer]
+    priority: Priority
+    payload_bytes: int
+    network_ms: float
+    cloud_ms: float
+    """What network and companion are expected to need of the time."""
+    attempts: int
+    sent_at_s: float = 0.0
+    up_bytes: int = 0
+    """Payload and what was queued before it: all that had to travel first."""
+
+
+def _seen(future: asyncio.Future[RemoteReply]) -> None:
+    """An error that comes at the very moment of the request's deadline finds nobody who waits; that is no news."""
+    if not future.cancelled():
+        future.exception()
+
+
+class Waiting:
+    """Lives as long as the daemon."""
+
+    def __init__(self, planner: Planner) -> None:
+        self._planner = planner
+        self._channel: Channel | None = None
+        self._sent: dict[str, _Request] = {}
+        """By id: what this connection has still to answer."""
+        self._lost: dict[str, _Request] = {}
+        """What an earlier connection took with it and the next one may still answer."""
+
+    @property
+    def unanswered(self) -> int:
+        """Requests that this connection has still to answer."""
+        return len(self._sent)
+
+    @property
+    def inflight(self) -> int:
+        """Those, and the ones that wait for the next connection."""
+        return len(self._sent) + len(self._lost)
+
+    def begin(self, channel: Channel) -> None:
+        """From now on this is the connection."""
+        self._channel = channel
+
+    def send(
+        self,
+        message: Infer,
+        payload: Sequence[Buffer],
+        *,
+        priority: Priority,
+        network_ms: float = 0.0,
+        cloud_ms: float = 0.0,
+        attempts: int = 1,
+    ) -> Asked:
+        """Send one request, and again while `attempts` and its budget last when a connection takes it with it.
+
+        `network_ms`, `cloud_ms`: what the link and the companion are expected to need, so that lateness is not all put
+        down to the link, and nothing is sent again that would come too late. The payload must not change until
+        `abandon`. Raises ConnectionLost when there is no connection, Overloaded when the channel's byte bound
+        is reached or the metered bytes are used up, CompanionRefused (TOO_LARGE) for a message that the companion does
+        not take.
+        """
+        loop = asyncio.get_running_loop()
+        asked = Asked(reply=loop.create_future(), lost=loop.create_future())
+        asked.reply.add_done_callback(_seen)
+        waiting = _Request(
+            asked=asked,
+            message=message,
+            payload=payload,
+            priority=priority,
+            payload_bytes=sum(memoryview(part).nbytes for part in payload),
+            network_ms=network_ms,
+            cloud_ms=cloud_ms,
+            attempts=attempts,
+        )
+        self._put(waiting)
+        return asked
+
+    def _put(self, waiting: _Request) -> None:
+        channel, message = self._channel, waiting.message
+        if channel is None:
+            raise ConnectionLost("there is no companion")
+        ahead = self.ahead_bytes()
+        if why := self._planner.metered_why_not(
+            waiting.payload_bytes
+        ):  # others may have used up what was left when this was decided
+            raise Overloaded(why)
+        try:
+            channel.send(message, waiting.payload, priority=waiting.priority)
+        except TooLarge as error:  # no mistake of the caller's: the device takes what the companion does not
+            raise CompanionRefused(error.code, f"the companion does not take it: {error}") from error
+        waiting.sent_at_s, waiting.up_bytes = _now(), ahead + waiting.payload_bytes
+        self._sent[message.request_id] = waiting
+
+    def send_again(self, digest: str, cut: str) -> None:
+        """This connection takes requests of this cut now: what an earlier one took with it is sent, if that pays."""
+        same_pictures = self._channel is not None and self._channel.peer_hello.image == image_fingerprint()
+        for waiting in list(self._lost.values()):
+            message, asked = waiting.message, waiting.asked
+            if (message.digest, message.cut) != (digest, cut) or not (same_pictures or message.codec != "encoded"):
+                continue
+            del self._lost[message.request_id]
+            now_s = _now()
+            left_ms = message.budget_ms - (now_s - waiting.sent_at_s) * 1000
+            there_at_s = now_s + (waiting.network_ms + waiting.cloud_ms) / 1000
+            try:
+                if there_at_s > min(now_s + left_ms / 1000, asked.here_at_s):
+                    raise ConnectionLost("the connection was lost, and sent again it would be answered too late")
+                waiting.message = msgspec.structs.replace(message, attempt=message.attempt + 1, budget_ms=left_ms)
+                self._put(waiting)
+            except IsthmusError as error:
+                asked.reply.set_exception(error)
+
+    def ahead_bytes(self) -> int:
+        """Unsent bytes of the requests that wait. Files of models queue too, but any request overtakes them."""
+        if self._channel is None or not self._sent:
+            return 0
+        return min(self._channel.queued_bytes, sum(waiting.payload_bytes for waiting in self._sent.values()))
+
+    def abandon(self, request_id: str) -> None:
+        """Nobody waits any more: unsent bytes are dropped, the companion is told."""
+        self._lost.pop(request_id, None)
+        waiting = self._sent.pop(request_id, None)
+        if waiting is None or self._channel is None:
+            return
+        now_s = _now()
+        network_ms = (now_s - waiting.sent_at_s) * 1000 - waiting.cloud_ms
+        self._planner.observe_late(waiting.up_bytes, network_ms, now_s)
+        attempt = waiting.message.attempt
+        self._channel.forget(request_id, attempt)
+        try:
+            self._channel.send(Cancel(request_id=request_id, attempt=attempt), priority=Priority.CONTROL)
+        except IsthmusError:  # gone, or full: the companion finds out by itself
+            return
+
+    def _answered(self, request_id: str, attempt: int) -> _Request | None:
+        """Who waits for the answer to this attempt; None for a stale one, and when the answer has come otherwise."""
+        waiting = self._sent.get(request_id)
+        if waiting is None or waiting.message.attempt != attempt:
+            return None
+        del self._sent[request_id]
+        return None if waiting.asked.reply.done() else waiting
+
+    def refuse(self, refused: Refused) -> None:
+        """The companion does not answer this one."""
+        if (waiting := self._answered(refused.request_id, refused.attempt)) is not None:
+            waiting.asked.reply.set_exception(CompanionRefused(refused.code, refused.message))
+
+    def take(self, reply: Reply, incoming: Incoming) -> bool:
+        """A reply came; whether it was the one waited for, and usable: only such a one teaches the planner."""
+        waiting = self._answered(reply.request_id, reply.attempt)
+        if waiting is None:
+            return False
+        answer = waiting.asked.reply
+        times_ms = (reply.queue_ms, reply.decode_ms, reply.tail_ms, reply.encode_ms, reply.cloud_ms)
+        if not are_times(*times_ms):  # a single NaN would stay in every estimate
+            error = RemoteProtocolError(f"the companion's reply is not usable: it says that it took {times_ms} ms")
+            answer.set_exception(error)
+            return False
+        down_bytes = incoming.payload.nbytes
+        network_ms = max((incoming.received_at_s - waiting.sent_at_s) * 1000 - reply.cloud_ms, 0.0)
+        self._planner.observe_transfer(waiting.up_bytes, down_bytes, network_ms, _now())
+        started_s = time.perf_counter()
+        try:
+            if (reply.cut, reply.codec) != (waiting.message.cut, waiting.message.codec):
+                raise RemoteProtocolError(f"{reply.cut} {reply.codec} was answered to {waiting.message.cut}")
+            outputs = decode(incoming.payload, max_bytes=max(down_bytes, 1) * 64)
+            if missing := set(waiting.message.outputs) - outputs.keys():
+                raise RemoteProtocolError(f"output {min(missing)!r} is not in the reply")
+        except IsthmusError as error:
+            answer.set_exception(RemoteProtocolError(f"the companion's reply is not usable: {error}"))
+            return False
+        decode_ms = (time.perf_counter() - started_s) * 1000
+        answer.set_result(
+            RemoteReply(
+                outputs=outputs,
+                reply=reply,
+                network_ms=network_ms,
+                decode_ms=decode_ms,
+            )
+        )
+        self._planner.observe_reply(
+            waiting.message.digest,
+            waiting.message.codec,
+            down_bytes=down_bytes,
+            decode_ms=decode_ms,
+            cloud_decode_ms=reply.decode_ms,
+        )
+        return True
+
+    def lose(self, why: str) -> None:
+        """The connection is over: what may be sent again waits for the next one, for the rest it was the last."""
+        self._channel = None
+        waiting, self._sent = self._sent, {}
+        for request_id, one in waiting.items():
+            if one.asked.reply.done():
+                continue
+            if not one.asked.lost.done():
+                one.asked.lost.set_result(why)
+            if one.message.attempt < one.attempts:
+                self._lost[request_id] = one
+            else:
+                one.asked.reply.set_exception(ConnectionLost(why))
+
+    def close(self, why: str) -> None:
+        """No connection follows."""
+        for one in self._lost.values():
+            one.asked.reply.set_exception(ConnectionLost(why))
+        self._lost.clear()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
