@@ -74,6 +74,8 @@ class InferenceRequest:
     deadline_at_s: float
     holding: Holding
     """Its bytes; whoever makes more of the request says so here."""
+    priority: int = 0
+    """As Triton has it: 1 is the highest, 0 the default. The link heeds it; the worker goes by deadlines."""
 
     def __enter__(self) -> Self:
         return self
@@ -158,4 +160,5 @@ class Intake:
             received_at_s=received_at_s,
             deadline_at_s=deadline_at_s,
             holding=Holding(self.room, total),
+            priority=options.priority,
         )

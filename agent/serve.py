@@ -196,7 +196,7 @@ class Serve:
         return self._uplink.infer(
             message,
             prepared.payload,
-            priority=Priority.NORMAL,
+            priority=_on_the_link(request.priority),
             network_ms=expected_ms["up"] + expected_ms["down"],
             cloud_ms=cloud_ms,
             attempts=request.model.contract.behaviour.retry.attempts,
@@ -321,6 +321,11 @@ class Serve:
         for stage in stages:
             if stage in stages_ms:
                 stages_ms[stage] *= self._compute.slowdown
+
+
+def _on_the_link(priority: int) -> Priority:
+    """0, the default, lies with 2 between the highest (1) and all the others (3 and more)."""
+    return {0: Priority.NORMAL, 1: Priority.URGENT, 2: Priority.NORMAL}.get(priority, Priority.BULK)
 
 
 def _now() -> float:

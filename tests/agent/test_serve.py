@@ -59,6 +59,7 @@ from split.wire.messages import (
     ModelNeed,
     ModelOffer,
     ModelReady,
+    Priority,
     Refused,
     Reply,
     SegmentOpen,
@@ -380,6 +381,26 @@ def test_a_companion_that_answers_in_time_makes_the_answer(tmp_path: Path, mode:
             assert outcome.ran.placement is Placement(mode)
             assert outcome.fallback == ""
             assert outcome.stages_ms["tail"] == 6.0
+
+    run_in_virtual_time(story())
+
+
+def test_a_requests_priority_is_that_of_its_frames(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=replies_after(0.02)) as lab:
+            sent: list[Priority] = []
+            channel = lab.uplink._channel
+            assert channel is not None
+            send = channel.send
+
+            def watched(message: Any, *rest: Any, priority: Priority = Priority.NORMAL) -> None:
+                sent.extend([priority] if isinstance(message, Infer) else [])
+                send(message, *rest, priority=priority)
+
+            channel.send = watched  # type: ignore[method-assign]  # seen on its way
+            for priority in (0, 1, 2, 3, 2**32 - 1):
+                assert_right(await lab.ask(priority=priority))
+            assert sent == [Priority.NORMAL, Priority.URGENT, Priority.NORMAL, Priority.BULK, Priority.BULK]
 
     run_in_virtual_time(story())
 
