@@ -147,6 +147,12 @@ class Enrolment:
         """One connection to its end. Nothing that comes here may disturb anything else."""
         writer: asyncio.StreamWriter | None = None
         try:
+            context = enrolment_server_context(self._identity)
+        except IdentityError as error:  # half a new pair lies there just now
+            log.warning("enrolment peer=%s cannot be served: %s", where, error)
+            sock.close()
+            return
+        try:
             async with asyncio.timeout(CONVERSATION_S):
                 reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
                 protocol = asyncio.StreamReaderProtocol(reader)
@@ -154,7 +160,7 @@ class Enrolment:
                 transport, _ = await loop.connect_accepted_socket(
                     lambda: protocol,
                     sock,
-                    ssl=enrolment_server_context(self._identity),
+                    ssl=context,
                     ssl_handshake_timeout=CONVERSATION_S / 2,
                     ssl_shutdown_timeout=1.0,
                 )
@@ -168,10 +174,8 @@ class Enrolment:
         except Exception:
             log.exception("enrolment peer=%s failed", where)
         finally:
-            if writer is not None:
+            if writer is not None:  # before that, the socket is asyncio's to close
                 writer.transport.abort()
-            else:
-                sock.close()
 
     async def _answer(self, data: bytes, where: str) -> Line:
         match decode_line(data):

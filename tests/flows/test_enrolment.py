@@ -305,6 +305,18 @@ async def test_strangers_that_send_garbage_much_or_nothing_are_dropped_and_devic
             writer.transport.abort()
 
 
+async def test_while_half_a_new_pair_lies_there_one_is_hung_up_on_and_the_next_is_served(
+    tmp_path: Path,
+) -> None:
+    async with office(tmp_path) as companion:
+        token = companion.token("cam-1")
+        good = companion.identity.cert.read_bytes()
+        companion.identity.cert.write_bytes(good[:100])
+        assert isinstance(await refused(token, companion.place), ConnectionLost)
+        companion.identity.cert.write_bytes(good)
+        assert (await enrol(token, companion.place)).name == "cam-1"
+
+
 # ---- the command
 
 
