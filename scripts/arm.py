@@ -140,12 +140,7 @@ def daemon(emulated: Emulated, processor: Processor) -> Iterator[Row]:
 
 
 PAGE_BYTES: Final = 16384
-PAGE_TESTS: Final = (
-    "test_runtime_kernels.py",
-    "test_graph_half.py",
-    "test_graph_partition.py",
-    "test_workbench_optimise.py",
-)
+PAGE_TESTS: Final = ("runtime_kernels", "graph_half", "graph_partition", "workbench_optimise")
 
 
 def pages(emulated: Emulated, processor: Processor) -> Iterator[Row]:
