@@ -153,10 +153,10 @@ def pages(emulated: Emulated, processor: Processor) -> Iterator[Row]:
         "--no-header",
         "-p",
         "no:cacheprovider",
-        "--rootdir",
-        str(ROOT),
         "-c",
         str(ROOT / "pyproject.toml"),
+        "-k",
+        "not real_model",
     ]
     said = _emulated(emulated, processor, "-m", "pytest", *options, *tests, page_bytes=PAGE_BYTES)
     yield {
