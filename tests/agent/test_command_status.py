@@ -66,3 +66,21 @@ def test_the_device_is_named_with_the_end_of_its_certificate_and_what_stands_in_
         "the companion does not renew it"
     )
     assert not any(line.startswith("identity") for line in _lines({"identity": None}))
+
+
+def test_metered_bytes_are_shown_with_their_cap_month_and_interfaces() -> None:
+    metering = {
+        "month": "2026-11",
+        "used_bytes": 12_340_000,
+        "cap_bytes": 1_000_000_000,
+        "interfaces": {"wwan0": 12_340_000, "eth0": 99_000_000},
+        "write_error": "No space left on device",
+    }
+    [line] = [line for line in _lines({"metering": metering}) if line.startswith("metering")]
+    assert line == (
+        "metering   12.3 of 1000.0 MB in 2026-11 (eth0 99.0 MB, wwan0 12.3 MB); the count cannot be written down: "
+        "No space left on device"
+    )
+    free = metering | {"cap_bytes": None, "interfaces": {}, "write_error": ""}
+    [line] = [line for line in _lines({"metering": free}) if line.startswith("metering")]
+    assert line == "metering   12.3 MB, no cap in 2026-11"
