@@ -105,6 +105,19 @@ def while_it_runs(pair: Pair, mode: str, after_s: float, fault: Callable[[], Non
         return answer.result(timeout=30)
 
 
+def test_what_crossed_the_link_is_counted_under_its_interface(remote: Pair) -> None:
+    with remote.client() as client:
+        before = client.get("/v2/isthmus/status")["metering"]
+        for _ in range(3):
+            assert client.infer("heavy", {"x": X}, mode="offload", deadline_ms=8000).placement == "offload"
+        after = client.get("/v2/isthmus/status")["metering"]
+    assert list(after["interfaces"]) == ["lo"]
+    crossed = after["used_bytes"] - before["used_bytes"]
+    assert 6 * X.nbytes <= crossed <= 6 * X.nbytes * 1.2 + 100_000
+    model = remote.models / "heavy" / "1" / "model.onnx"
+    assert after["used_bytes"] >= model.stat().st_size  # it was sent, once
+
+
 @pytest.mark.parametrize("mode", ["split", "offload"])
 @pytest.mark.parametrize(
     ("stage", "rate_mbit", "after_s"),
