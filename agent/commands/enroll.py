@@ -27,9 +27,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="its enroll_listen, by default port 7444",
     )
-    where = parser.add_mutually_exclusive_group(required=True)
+    where = parser.add_mutually_exclusive_group()
     where.add_argument("--config", type=Path, metavar="FILE", help="write where `identity` of this configuration says")
-    where.add_argument("-o", "--output", type=Path, metavar="DIR", help="write cert.pem, key.pem and ca.pem there")
+    where.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="write cert.pem, key.pem and ca.pem there (default, without --config: ./identity)",
+    )
     parser.add_argument("--force", action="store_true", help="replace an identity that is there")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -54,8 +60,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _paths(args: argparse.Namespace) -> Identity:
-    if args.output is not None:
-        return Identity(cert=args.output / "cert.pem", key=args.output / "key.pem", ca=args.output / "ca.pem")
+    if args.config is None:
+        folder = args.output or Path("identity")
+        return Identity(cert=folder / "cert.pem", key=folder / "key.pem", ca=folder / "ca.pem")
     from agent.config import load_config
 
     paths = load_config(args.config, os.environ).identity

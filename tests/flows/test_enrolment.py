@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import random
@@ -350,6 +351,19 @@ async def test_the_command_writes_where_the_configuration_says_with_the_right_mo
         assert [path.read_bytes() for path in paths][:2] != before[:2]
         assert paths[2].read_bytes() == before[2]
     assert sorted(os.listdir(tmp_path / "id")) == ["ca.crt", "device.crt"]
+
+
+async def test_without_a_configuration_it_writes_beside_and_reads_the_token_from_standard_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with office(tmp_path / "there") as companion:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(companion.token("cam-1").text() + "\n"))
+        arguments = ["--companion", str(companion.place), "--token", "-", "--json"]
+        assert await asyncio.to_thread(command, arguments) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said == {"name": "cam-1", "cert": "identity/cert.pem", "key": "identity/key.pem", "ca": "identity/ca.pem"}
+    assert sorted(os.listdir(tmp_path / "identity")) == ["ca.pem", "cert.pem", "key.pem"]
 
 
 async def test_a_configuration_without_identity_and_a_folder_that_cannot_be_cost_no_token(tmp_path: Path) -> None:
