@@ -23,12 +23,17 @@ from split.plan.link import Link
 from split.plan.observation import Flags, Floats, Metered, Observation, Opening, RemoteView
 from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
 from split.plan.probing import Probing
+from split.plan.scaling import Ratio
 from split.plan.table import Column, PlanTable
 from split.profiles.contract import Contract
 from split.profiles.measured import ModelProfile
 
 WORTH_A_TABLE: Final = 0.005
 """A residual that moved a cost by less is not worth a new table (30 µs): measurements scatter by ten times as much."""
+
+FAR: Final = 100.0
+"""A request that is expected to take so many times more or less than the profiled one teaches nothing about that: an
+error of the prediction would be taken for one of the device, for all sizes."""
 
 RECENT_CUTS: Final = 2
 """To be kept open: the one in use, and the one before it, to which a link that changes to and fro leads back."""
@@ -187,16 +192,20 @@ class Planner:
             base = float(model.measured.at(facts.sizes).costs[Column.TAIL, int(rows.argmax())])
         return base * model.edge.ratio * self._slowdown
 
-    def size_ratio(self, name: str, facts: RequestFacts, plan: Plan, stage: str) -> float:
-        """What a stage of this request is expected to take, relative to one of the profiled sizes: what is learned
-        (`observe_edge`, `observe_cloud`) holds for those. `stage`: one of `observe_edge`, or tail for the companion's.
+    def as_profiled_ms(
+        self, name: str, facts: RequestFacts, plan: Plan, stage: str, measured_ms: float
+    ) -> float | None:
+        """What a stage that took `measured_ms` for this request would have taken at the profiled sizes: what is learned
+        (`observe_edge`, `observe_cloud`) holds for those. None where the request's sizes are too far from them to tell.
+        `stage`: one of `observe_edge`, or tail for the companion's.
         """
         model = self._model(name)
         ratios = model.table.scaling.at(facts.sizes)
         if ratios is None or stage == "image" or plan not in model.table.row_of:
-            return 1.0
-        of_stage = {"encode": ratios.up, "tail": ratios.tail, "local_tail": ratios.finish}.get(stage, ratios.head)
-        return float(of_stage[model.table.row_of[plan]])
+            return measured_ms
+        row = {"encode": Ratio.UP, "tail": Ratio.TAIL, "local_tail": Ratio.TAIL}.get(stage, Ratio.HEAD)
+        ratio = float(ratios[row, model.table.row_of[plan]])
+        return measured_ms / ratio if 1.0 / FAR <= ratio <= FAR else None
 
     def image_ms(self, name: str) -> float:
         """Expected device time to prepare an encoded input; drift and slowdown in."""
@@ -321,12 +330,12 @@ class Planner:
             if codec == "encoded":
                 model.cloud_image.observe(cloud_decode_ms, model.cloud_image_ms)
 
-    def observe_cloud(self, name: str, plan: Plan, queue_ms: float, tail_ms: float) -> None:
-        """A reply told how long this plan's rest waited and computed at the companion; it was observed as a transfer
-        just before, which says when."""
+    def observe_cloud(self, name: str, plan: Plan, queue_ms: float, tail_ms: float | None) -> None:
+        """A reply told how long this plan's rest waited and computed at the companion (None: at sizes that tell
+        nothing); it was observed as a transfer just before, which says when."""
         self._queue.observe(queue_ms, self._heard_at_s)
         model = self._models.get(name)
-        if model is None or plan not in model.table.row_of or plan.placement is Placement.LOCAL:
+        if tail_ms is None or model is None or plan not in model.table.row_of or plan.placement is Placement.LOCAL:
             return
         row, key = model.table.row_of[plan], _segment(plan)
         known_ms = model.table.costs[Column.TAIL]

@@ -86,16 +86,16 @@ class Serve:
         except UnknownModel:
             return UNPROFILED
 
-    def _size_ratio(self, request: InferenceRequest, plan: Plan, stage: str) -> float:
+    def _as_profiled_ms(self, request: InferenceRequest, plan: Plan, stage: str, measured_ms: float) -> float | None:
         try:
-            return self._planner.size_ratio(request.model.name, request.facts, plan, stage)
+            return self._planner.as_profiled_ms(request.model.name, request.facts, plan, stage, measured_ms)
         except UnknownModel:  # unloaded meanwhile
-            return 1.0
+            return None
 
     def _learn(self, request: InferenceRequest, plan: Plan, stage: str, measured_ms: float) -> None:
         """Tell the planner, some time after the answer, what a stage would take for a request of the profile's size."""
-        measured_ms /= self._size_ratio(request, plan, stage)
-        self._afterwards.note(self._planner.observe_edge, request.model.name, plan, stage, measured_ms)
+        if (ms := self._as_profiled_ms(request, plan, stage, measured_ms)) is not None:
+            self._afterwards.note(self._planner.observe_edge, request.model.name, plan, stage, ms)
 
     def _finish_ms(self, request: InferenceRequest, prepared: Prepared) -> float:
         """What the device is expected to need for what is missing, opening its segment included."""
@@ -303,7 +303,7 @@ class Serve:
         self, request: InferenceRequest, decision: Decision, prepared: Prepared, remote: RemoteReply
     ) -> Outcome:
         plan, reply = decision.chosen.plan, remote.reply
-        tail_ms = reply.tail_ms / self._size_ratio(request, plan, "tail")
+        tail_ms = self._as_profiled_ms(request, plan, "tail", reply.tail_ms)
         self._planner.observe_cloud(request.model.name, plan, reply.queue_ms, tail_ms)
         await self._compute.hold(remote.decode_ms)
         stages_ms = prepared.stages_ms | {

@@ -105,8 +105,10 @@ def _held_against(
     }
     by_bytes = sum(map(_nbytes, there.values())) / sum(map(_nbytes, here.values()))
     assert card.growth is not None
-    extents, total = card.growth.extents_at(sizes), sum(array.size for array in there.values())
-    elements = [one.at(extents, total) for one in card.growth.cuts[cut.id].crossing[: len(cut.boundary)]]
+    extents = [extent.at(sizes) for extent in card.growth.extents]
+    travels = card.growth.cuts[cut.id].crossing[: len(cut.boundary)]
+    assert all(one.exact for one in travels), (name, cut.id)
+    elements = [math.prod(extents[number] for number in one.extents) for one in travels]
     nbytes = sum(count * spec.element_bytes for count, spec in zip(elements, cut.boundary, strict=True))
     return [
         {

@@ -100,12 +100,6 @@ class Elements(msgspec.Struct, frozen=True, array_like=True):
     def exact(self) -> bool:
         return self.per_input_element == 0.0
 
-    def at(self, extents: Sequence[int], input_elements: int) -> float:
-        """`extents`: those of the growth at the same sizes."""
-        if not self.exact:
-            return self.per_input_element * input_elements
-        return float(math.prod(extents[number] for number in self.extents))
-
 
 class CutGrowth(msgspec.Struct, frozen=True, kw_only=True):
     head_work: tuple[float, ...]
@@ -134,6 +128,3 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
     def powers(self, variables: Sequence[int]) -> Floats:
         """The value of each monomial. `variables`: sizes of the open dims, then the elements of all inputs."""
         return np.array([math.prod(variables[at] ** power for at, power in one) for one in self.monomials], float)
-
-    def extents_at(self, sizes: Sequence[int]) -> list[int]:
-        return [extent.at(sizes) for extent in self.extents]

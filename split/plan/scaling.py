@@ -7,20 +7,26 @@ proportion.
 
 Bytes: raw payloads as the payload format lays them out, exact where the growth is; those of other codecs in proportion
 to what the codec makes of the elements.
+
+A ratio that is wrong costs a worse plan: what is sent, and what may be sent, is checked again by the bytes it has.
+
+All plans are worked out in a few products of arrays, since each request of a camera or a text may have its own size:
+sizes → extents of tensors → products of them (elements of each tensor, monomials of the work) → ratios.
 """
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Final
 
 import numpy as np
 
 from split.graph.card import ModelCard
-from split.graph.growth import Elements, Growth, open_dims, shapes_at
+from split.graph.growth import Elements, Growth
+from split.graph.products import Factors, Products
 from split.ids import CutId
 from split.plan.observation import Floats
 from split.plan.plan import Placement, Plan
@@ -31,129 +37,133 @@ SIZES_KEPT_MAX: Final = 64
 """Sizes whose ratios are kept, those used last: 4 KB each for 100 plans."""
 ALIGNMENT: Final = 64
 """Each tensor of a payload begins at a multiple of it (`split/codec/payload.py`)."""
+LEAST: Final = 1e-9
+"""Instead of no work, no time and no bytes, which have no ratio."""
 _CODED_BYTES: Final = {"fp16": 2, "int8": 1}
 """Of an element of a float tensor."""
 
 Sizes = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ratios:
-    """[plan]: costs at some sizes over costs at the profiled ones."""
+class Ratio(IntEnum):
+    """Rows of what `Scaling.at` gives: costs at some sizes over costs at the profiled ones."""
 
-    head: Floats
-    tail: Floats
-    finish: Floats
-    up: Floats
-    down: Floats
+    SAME = 0
+    """1 everywhere."""
+    HEAD = 1
+    TAIL = 2
+    UP = 3
+    DOWN = 4
 
 
 class Scaling:
     """The ratios of the plans of one model. `plans`: of the profile's cuts."""
 
     def __init__(self, card: ModelCard, profile: ModelProfile, plans: Sequence[Plan]) -> None:
-        self._kept: OrderedDict[Sizes, Ratios] = OrderedDict()
+        self._kept: OrderedDict[Sizes, Floats] = OrderedDict()
         self._here = profile.sizes
-        self._growth = card.growth if profile.sizes else None
-        if self._growth is None:
+        growth = card.growth if profile.sizes else None
+        self._growth = growth
+        if growth is None:
             return
-        self._inputs, self._dims = card.inputs, open_dims(card.inputs)
-        self._segments = _Segments(profile, self._growth, plans, [self._variables(at) for at in _measured_at(profile)])
-        self._up = _Payloads(_crossing(card, self._growth, plan) for plan in plans)
-        self._down = _Payloads(_replied(card, self._growth, plan) for plan in plans)
-        self._up_here, self._down_here = self._bytes(self._here)
-        known: dict[CutId | None, Sequence[CodecCosts]] = {cut.cut: cut.codecs for cut in profile.cuts}
-        known[None] = profile.input_codecs
-        raw = [sum(codec.bytes for codec in known[plan.cut] if codec.codec == plan.codec == "raw") for plan in plans]
-        self._raw_bytes: Floats = np.array(raw, dtype=np.float64)
+        self._plans = len(plans)
+        self._products = products = Products(growth, card.inputs)
+        payloads = _Payloads(
+            products,
+            [_crossing(card, growth, plan) for plan in plans] + [_replied(card, growth, plan) for plan in plans],
+        )
+        monomials = [products.of_monomial(powers) for powers in growth.monomials]
+        products.want([(), *monomials, *payloads.products])
+        self._tensors = slice(1 + len(monomials), None)
+        self._units = np.concatenate([np.ones(1 + len(monomials)), payloads.units])
+        here, *other = [self._terms(sizes) for sizes in (profile.sizes, profile.other_sizes) if sizes]
+        segments = _Segments(profile, growth, plans, [one[1 : 1 + len(monomials)] for one in (here, *other)])
+        constants, by = payloads.relative_to(here[self._tensors], [*_raw_bytes(profile, plans), *[0] * len(plans)])
+        self._ratios = np.zeros((len(segments.lines) + len(by), len(here)))
+        self._ratios[: len(segments.lines), : 1 + len(monomials)] = segments.lines
+        self._ratios[len(segments.lines) :, 0] = constants
+        self._ratios[len(segments.lines) :, self._tensors] = by
+        self._lines, self._of_plan = len(segments.lines), segments.of_plan
 
-    def at(self, sizes: Sizes) -> Ratios | None:
-        """For a request of these sizes of the open dims; None where nothing changes. () stands for the profiled
-        sizes."""
+    def at(self, sizes: Sizes) -> Floats | None:
+        """[Ratio, plan] for a request of these sizes of the open dims, all positive; None where nothing changes. ()
+        stands for the profiled sizes. Of what a plan does not run, HEAD and TAIL say whatever the whole's is."""
         if self._growth is None or not sizes or sizes == self._here:
             return None
         if (known := self._kept.get(sizes)) is not None:
             self._kept.move_to_end(sizes)
             return known
-        up, down = self._bytes(sizes)
-        raw = self._raw_bytes
-        head, tail, finish = self._segments.ratios(self._variables(sizes))
-        found = self._kept[sizes] = Ratios(
-            head=head,
-            tail=tail,
-            finish=finish,
-            # Beside its tensors a payload has a header, which does not grow.
-            up=np.where(raw > 0.0, _over(raw + up - self._up_here, raw), _over(up, self._up_here)),
-            down=_over(down, self._down_here),
-        )
+        ratios = self._ratios @ self._terms(sizes)
+        found = np.empty((len(Ratio), self._plans))
+        found[Ratio.SAME] = 1.0
+        found[Ratio.HEAD : Ratio.UP] = np.maximum.reduce(ratios[: self._lines].reshape(3, -1))[self._of_plan]
+        found[Ratio.UP :] = ratios[self._lines :].reshape(2, -1)
+        self._kept[sizes] = np.maximum(found, LEAST, out=found)
         if len(self._kept) > SIZES_KEPT_MAX:
             self._kept.popitem(last=False)
         return found
 
-    def _variables(self, sizes: Sizes) -> Sizes:
-        return (*sizes, sum(self._input_elements(sizes)))
-
-    def _input_elements(self, sizes: Sizes) -> list[int]:
-        return [math.prod(shape) for shape in shapes_at(self._inputs, self._dims, sizes).values()]
-
-    def _bytes(self, sizes: Sizes) -> tuple[Floats, Floats]:
-        """(payload, reply) of each plan, without headers."""
-        assert self._growth is not None
-        extents, inputs = self._growth.extents_at(sizes), self._input_elements(sizes)
-        return self._up.nbytes(extents, inputs), self._down.nbytes(extents, inputs)
+    def _terms(self, sizes: Sizes) -> Floats:
+        """1, the monomials of the work, then the tensors of the payloads in whole units of what each ends at."""
+        terms = self._products.at(sizes)
+        terms *= self._units
+        tensors = terms[self._tensors]
+        np.ceil(tensors, out=tensors)
+        return terms
 
 
-def _measured_at(profile: ModelProfile) -> list[Sizes]:
-    return [profile.sizes, profile.other_sizes] if profile.other_sizes else [profile.sizes]
+def _raw_bytes(profile: ModelProfile, plans: Sequence[Plan]) -> list[int]:
+    """Of each plan's payload as profiled, with its header; 0 of other codecs."""
+    known: dict[CutId | None, Sequence[CodecCosts]] = {cut.cut: cut.codecs for cut in profile.cuts}
+    known[None] = profile.input_codecs
+    return [sum(codec.bytes for codec in known[plan.cut] if codec.codec == plan.codec == "raw") for plan in plans]
 
 
 class _Segments:
-    """Times of the whole, then of all heads, then of all tails, as lines in their work."""
+    """Times of the whole, then of all heads, then of all tails, as lines in their work.
+
+    Each is the larger of two lines, that through both measurements and that from what nothing costs to the measurement
+    of less work: they are the same one unless the first would cost less than nothing at no work.
+    """
 
     def __init__(
-        self, profile: ModelProfile, growth: Growth, plans: Sequence[Plan], measured_at: Sequence[Sizes]
+        self, profile: ModelProfile, growth: Growth, plans: Sequence[Plan], measured_at: Sequence[Floats]
     ) -> None:
-        self._growth = growth
+        """`measured_at`: the monomials at the sizes that were measured: one or two."""
         known = [cut for cut in profile.cuts if cut.cut in growth.cuts]
         heads = np.array([growth.cuts[cut.cut].head_work for cut in known]).reshape(-1, len(growth.monomials))
         whole = np.array(growth.whole_work)
-        self._coefficients = np.vstack([whole, heads, whole - heads])
+        coefficients = np.vstack([whole, heads, whole - heads])
         ms = [
             np.array([profile.whole_ms, *(cut.head_ms for cut in known), *(cut.tail_ms for cut in known)]),
             np.array([profile.other_whole_ms, *(c.other_head_ms for c in known), *(c.other_tail_ms for c in known)]),
         ]
-        work = [self._work(variables) for variables in measured_at]
+        work = [np.maximum(coefficients @ monomials, LEAST) for monomials in measured_at]
         here, other = (work[0], ms[0]), (work[-1], ms[len(work) - 1])
         swapped = other[0] < here[0]
-        self._work_low, self._ms_low = (np.where(swapped, b, a) for a, b in zip(here, other, strict=True))
+        work_low, ms_low = (np.where(swapped, b, a) for a, b in zip(here, other, strict=True))
         work_high, ms_high = (np.where(swapped, a, b) for a, b in zip(here, other, strict=True))
-        apart = work_high > self._work_low
-        run = np.where(apart, work_high - self._work_low, self._work_low)
-        self._rate = np.maximum(np.where(apart, ms_high - self._ms_low, self._ms_low), 0.0) / run
-        self._ms_here = np.maximum(self._ms(work[0]), _LEAST)
+        apart = work_high > work_low
+        rate = np.maximum(np.where(apart, ms_high - ms_low, ms_low), 0.0) / np.where(
+            apart, work_high - work_low, work_low
+        )
+        at_nothing = np.maximum(ms_low - rate * work_low, 0.0)
+        through_both = _line(ms_low - rate * work_low, rate, coefficients)
+        from_nothing = _line(at_nothing, (ms_low - at_nothing) / work_low, coefficients)
+        never_less = _line(at_nothing, np.zeros_like(rate), coefficients)  # where the work would be negative
+        lines = np.stack([through_both, from_nothing, never_less])
+        ms_here = np.maximum((lines @ [1.0, *measured_at[0]]).max(axis=0), LEAST)
+        self.lines = (lines / ms_here[:, None]).reshape(-1, lines.shape[-1])
+        """[line and segment, 1 and the monomials]: each segment's time over that at the first sizes is the largest."""
         place = {cut.cut: number for number, cut in enumerate(known, start=1)}
-        head = [place[plan.cut] if plan.cut is not None else 0 for plan in plans]
-        self._of_head = np.array(head)
-        self._of_tail = np.array([number + len(known) if number else 0 for number in head])
-
-    def ratios(self, variables: Sizes) -> tuple[Floats, Floats, Floats]:
-        """(head, tail, what finishes it here) of each plan; of what a plan does not run, whatever the whole's is."""
-        ratio = self._ms(self._work(variables)) / self._ms_here
-        return ratio[self._of_head], ratio[self._of_tail], ratio[self._of_tail]
-
-    def _work(self, variables: Sizes) -> Floats:
-        work: Floats = self._coefficients @ self._growth.powers(variables)
-        return np.maximum(work, _LEAST)
-
-    def _ms(self, work: Floats) -> Floats:
-        at_nothing = np.maximum(self._ms_low - self._rate * self._work_low, 0.0)
-        below = at_nothing + (self._ms_low - at_nothing) * work / self._work_low
-        found: Floats = np.where(work < self._work_low, below, self._ms_low + self._rate * (work - self._work_low))
-        return found
+        head = np.array([place[plan.cut] if plan.cut is not None else 0 for plan in plans])
+        self.of_plan = np.stack([head, np.where(head > 0, head + len(known), 0)])
+        """[head or tail, plan]: the segment."""
 
 
-_LEAST: Final = 1e-9
-"""Instead of no work and no time, which have no ratio."""
+def _line(at_nothing: Floats, rate: Floats, coefficients: Floats) -> Floats:
+    """[segment, 1 and the monomials]"""
+    return np.hstack([at_nothing[:, None], rate[:, None] * coefficients])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,43 +177,40 @@ class _Part:
 
 
 class _Payloads:
-    """Bytes of several payloads, given their tensors in order."""
+    """Several payloads, given their tensors in order. Each tensor but the last ends at a multiple of `ALIGNMENT`."""
 
-    def __init__(self, payloads: Iterable[Sequence[_Part]]) -> None:
-        rows = [_numbered(row) for row in payloads]
-        columns = {key: column for column, key in enumerate(dict.fromkeys(key for row in rows for key in row))}
-        self._tensors = [elements for elements, _ in columns]
-        self._coded = np.zeros((len(rows), len(columns)))
-        self._last = np.zeros((len(rows), len(columns)), dtype=np.bool_)
+    def __init__(self, products: Products, payloads: Sequence[Sequence[_Part]]) -> None:
+        tensors: dict[tuple[Factors, float, int], int] = {}
+        rows = [
+            [tensors.setdefault(_term(products, part, last=part is payload[-1]), len(tensors)) for part in payload]
+            for payload in payloads
+        ]
+        self.products = [factors for factors, _, _ in tensors]
+        self.units = np.array([units for _, units, _ in tensors], dtype=np.float64)
+        """[tensor]: how many units each product stands for; those begun travel."""
+        self._bytes = np.zeros((len(rows), len(tensors)))
         for number, row in enumerate(rows):
-            for key, part in row.items():
-                self._coded[number, columns[key]] = part.coded_bytes
-            if row:
-                self._last[number, columns[next(reversed(row))]] = True
+            for tensor in row:
+                self._bytes[number, tensor] += 1.0
+        self._bytes *= [unit for _, _, unit in tensors]
 
-    def nbytes(self, extents: Sequence[int], input_elements: Sequence[int]) -> Floats:
-        """[payload]; each tensor but the last ends at a multiple of `ALIGNMENT`."""
-        total = sum(input_elements)
-        counts = np.array(
-            [
-                input_elements[tensor] if isinstance(tensor, int) else tensor.at(extents, total)
-                for tensor in self._tensors
-            ],
-            float,
-        )
-        plain = self._coded * counts
-        aligned = np.where(self._last, plain, np.ceil(plain / ALIGNMENT) * ALIGNMENT)
-        found: Floats = aligned.sum(axis=1)
-        return found
+    def relative_to(self, here: Floats, with_header: Sequence[float]) -> tuple[Floats, Floats]:
+        """([payload] constants, [payload, tensor] factors) of the bytes over those at `here`, [tensor] in units; 1
+        where nothing travels. `with_header`: what each payload has there with its header, which does not grow; 0 where
+        only the tensors are known."""
+        tensors, known = self._bytes @ here, np.array(with_header, dtype=np.float64)
+        total = np.where(known > 0.0, known, tensors)
+        travels = total > 0.0
+        constants = np.divide(total - tensors, total, out=np.ones_like(total), where=travels)
+        return constants, self._bytes * np.divide(1.0, total, out=np.zeros_like(total), where=travels)[:, None]
 
 
-def _numbered(parts: Sequence[_Part]) -> dict[tuple[Elements | int, int], _Part]:
-    """The parts by how many elements they have, and how many before them have as many."""
-    found: dict[tuple[Elements | int, int], _Part] = {}
-    for part in parts:
-        before = sum(part.elements == elements for elements, _ in found)
-        found[part.elements, before] = part
-    return found
+def _term(products: Products, part: _Part, *, last: bool) -> tuple[Factors, float, int]:
+    """(factors, units for each product of them, bytes of a unit)"""
+    elements = part.elements
+    factors, constant = products.of_input(elements) if isinstance(elements, int) else products.of_elements(elements)
+    unit = 1 if last else ALIGNMENT
+    return tuple(sorted(factors)), constant * part.coded_bytes / unit, unit
 
 
 def _crossing(card: ModelCard, growth: Growth, plan: Plan) -> list[_Part]:
@@ -235,9 +242,3 @@ def _replied(card: ModelCard, growth: Growth, plan: Plan) -> list[_Part]:
 
 def _coded(spec: TensorSpec, codec: str | None) -> int:
     return _CODED_BYTES.get(codec or "", spec.element_bytes) if spec.dtype.startswith("FP") else spec.element_bytes
-
-
-def _over(now: Floats, here: Floats) -> Floats:
-    """The ratio; 1 where nothing travels."""
-    found: Floats = np.divide(now, here, out=np.ones_like(now), where=here > 0.0)
-    return found

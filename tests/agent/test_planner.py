@@ -222,18 +222,39 @@ def test_what_a_request_of_other_sizes_teaches_holds_for_all_sizes() -> None:
     planner = Planner()
     planner.add_model("m", card, msgspec.structs.replace(PROFILE, dims={"n": 64}, sizes=(64,)), CONTRACT)
     large = RequestFacts(budget_ms=10_000.0, sizes=(192,))
-    assert planner.size_ratio("m", large, SPLIT, "head") == pytest.approx(3.0)
-    assert planner.size_ratio("m", large, SPLIT, "local_tail") == pytest.approx(9.0)
-    assert planner.size_ratio("m", large, SPLIT, "tail") == pytest.approx(9.0)
-    assert planner.size_ratio("m", large, LOCAL, "whole") == pytest.approx(6.0)  # (64·192 + 192²) / (2·64²)
-    assert planner.size_ratio("m", large, SPLIT, "image") == 1.0
+    assert planner.as_profiled_ms("m", large, SPLIT, "head", 30.0) == pytest.approx(10.0)
+    assert planner.as_profiled_ms("m", large, SPLIT, "local_tail", 90.0) == pytest.approx(10.0)
+    assert planner.as_profiled_ms("m", large, SPLIT, "tail", 90.0) == pytest.approx(10.0)
+    whole_ms = planner.as_profiled_ms("m", large, LOCAL, "whole", 1_200.0)
+    assert whole_ms == pytest.approx(200.0)  # 1,200 · 2·64² / (64·192 + 192²)
+    assert planner.as_profiled_ms("m", large, SPLIT, "image", 5.0) == 5.0
     assert planner.finish_ms("m", CUT, large) == pytest.approx(9 * 70.0)
     assert planner.prepare_ms("m", SPLIT, large) == pytest.approx(3 * 20.0 + 0.5 * 4_512 / 4_000, rel=1e-2)
     for _ in range(30):  # twice as slow as profiled
-        planner.observe_edge("m", LOCAL, "whole", 2 * 600.0 / planner.size_ratio("m", large, LOCAL, "whole"))
+        planner.observe_edge("m", LOCAL, "whole", whole_ms)
     assert choose(planner, large).chosen.predicted_ms == pytest.approx(1_200.0, rel=0.05)
     assert choose(planner).chosen.predicted_ms == pytest.approx(200.0, rel=0.05)
     assert planner.finish_ms("m", None, large) == pytest.approx(1_200.0, rel=0.05)
+
+
+def test_sizes_far_from_the_profiled_ones_teach_nothing_about_those() -> None:
+    planner = Planner()
+    by_n = Elements(extents=(0,))
+    growth = Growth(
+        monomials=(((0, 1),),),
+        extents=(Extent(0, (Step(0, 1, 0, 1),)),),
+        whole_work=(1.0,),
+        outputs=(by_n,),
+        cuts={CUT: CutGrowth(head_work=(0.5,), crossing=(by_n,))},
+    )
+    card = msgspec.structs.replace(CARD, inputs=(TensorSpec(name="x", dtype="FP32", shape=(1, "n")),), growth=growth)
+    planner.add_model("m", card, msgspec.structs.replace(PROFILE, dims={"n": 64}, sizes=(64,)), CONTRACT)
+    for sizes in ((0,), (64 * 1_000,)):  # nothing at all, and a thousand times as much
+        facts = RequestFacts(budget_ms=1e9, sizes=sizes)
+        for plan, stage in ((LOCAL, "whole"), (SPLIT, "head"), (SPLIT, "tail")):
+            assert planner.as_profiled_ms("m", facts, plan, stage, 0.2) is None
+    planner.observe_cloud("m", SPLIT, 1.0, None)
+    assert choose(planner).chosen.predicted_ms == pytest.approx(100.0)
 
 
 def test_times_to_finish_on_the_device_hold_drift_and_slowdown() -> None:

@@ -12,6 +12,7 @@ import pytest
 from split.codec.golden import golden_inputs
 from split.graph.card import ModelCard, read_card, write_card
 from split.graph.growth import Growth, OpenDim, open_dims, shapes_at, sizes_of
+from split.graph.products import Products
 from split.runtime.segment import OrtEngine
 from split.tensor import TensorSpec
 from split.workbench.cut import prepare
@@ -75,15 +76,16 @@ def require_right_sizes(card: ModelCard, folder: Path, sizes: Sequence[int]) -> 
     shapes = shapes_at(card.inputs, dims, sizes)
     feeds = golden_inputs([TensorSpec(name=s.name, dtype=s.dtype, shape=shapes[s.name]) for s in card.inputs], {})
     assert sizes_of(dims, feeds) == tuple(sizes)
-    extents, total = found.extents_at(sizes), sum(array.size for array in feeds.values())
+    products = Products(found, card.inputs)
     looked_at = 0
     for cut in card.cuts:
         head = OrtEngine().open(folder / f"parts/{cut.id}.head.onnx", threads=1)
         made = feeds | head.run({name: feeds[name] for name in cut.head_inputs})
         names = (*(spec.name for spec in cut.boundary), *cut.tail_inputs)
-        for name, elements in zip(names, found.cuts[cut.id].crossing, strict=True):
-            assert elements.exact, (cut.id, name)
-            assert elements.at(extents, total) == made[name].size, (name, sizes)
+        assert all(elements.exact for elements in found.cuts[cut.id].crossing), cut.id
+        products.want([products.of_elements(elements)[0] for elements in found.cuts[cut.id].crossing])
+        for name, elements in zip(names, products.at(sizes), strict=True):
+            assert elements == made[name].size, (name, sizes)
             looked_at += 1
     return looked_at
 
