@@ -23,6 +23,7 @@ from split.codec.payload import CODECS, decode, decoded_bytes, encode
 from split.errors import (
     CompanionRefused,
     ConnectionLost,
+    DeadlineExceeded,
     InvalidRequest,
     IsthmusError,
     ModelUnavailable,
@@ -56,6 +57,8 @@ INLINE_BYTES = 1 << 20
 """Raw payloads up to here are decoded and encoded on the event loop: views or at most one copy, about 0.1 ms."""
 MAX_NAME = 128
 """Characters of a request id, digest or cut; a digest, the longest, has 71."""
+HELD_BACK_BYTES = 32 << 20
+"""Replies of one session that wait for room in the queue to the link, beside it; a larger one waits alone."""
 CANCELS_REMEMBERED = 256
 """Of requests that have not come yet: with two connections a Cancel overtakes its Infer (PROTOCOL.md §6)."""
 DRIFT_SHARE = 0.2
@@ -76,6 +79,8 @@ class Session:
         self._idle.set()
         self._invalid_messages = 0
         """As far as they are counted."""
+        self._held_back_bytes = 0
+        """Of replies that wait for room."""
         self._leaving = ""
         self._cut_off = False
         self._renewing = False
@@ -290,7 +295,7 @@ class Session:
                 encode_ms=(ended_at_s - encoding_at_s) * 1000,
                 cloud_ms=(ended_at_s - incoming.received_at_s) * 1000,
             )
-            self._send(reply, payload)
+            await self._send_reply(reply, payload, incoming.priority, deadline_at_s)
             self._companion.metrics.requests.labels("ok").inc()
             self._companion.metrics.queue_seconds.observe(done.queue_ms / 1000)
             self._companion.metrics.tail_seconds.observe(done.run_ms / 1000)
@@ -336,10 +341,39 @@ class Session:
                 digest=infer.digest,
                 cut=infer.cut,
             ),
-            priority=Priority.URGENT,
+            priority=Priority.CONTROL,  # it finds room also where replies fill the queue
         )
 
     # -- sending ------------------------------------------------------------------------------------------------------
+
+    async def _send_reply(
+        self, reply: Reply, payload: Sequence[Buffer], asked_with: Priority, deadline_at_s: float
+    ) -> None:
+        """With the priority of its request: what is urgent is so both ways. Where the link takes replies more slowly
+        than they are made, one waits for room, its request still counted as in flight, until nobody wants it any more
+        (DeadlineExceeded) or too many bytes wait already (Overloaded)."""
+        priority, size = max(asked_with, Priority.URGENT), sum(memoryview(part).nbytes for part in payload)
+        full = ""
+        while True:
+            try:
+                self._channel.send(reply, payload, priority=priority)
+                return
+            except ConnectionLost:
+                return
+            except Overloaded as error:
+                full = str(error)
+                if self._held_back_bytes and self._held_back_bytes + size > HELD_BACK_BYTES:
+                    raise
+            self._held_back_bytes += size
+            try:
+                async with asyncio.timeout(deadline_at_s - time.monotonic()):
+                    await self._channel.drain(max(self._channel.queued_bytes, 1))
+            except ConnectionLost:
+                return
+            except TimeoutError:
+                raise DeadlineExceeded(f"the answer was there and the link was not free in time: {full}") from None
+            finally:
+                self._held_back_bytes -= size
 
     def _send(self, message: Message, payload: Sequence[Buffer] = (), *, priority: Priority = Priority.NORMAL) -> None:
         """Queue a message. A device that is gone needs none; one that does not read is cut off: what it is owed must

@@ -34,6 +34,8 @@ class Incoming:
     """Empty for messages without one; owned by the receiver."""
     received_at_s: float
     """Monotonic seconds when its last byte came."""
+    priority: Priority = Priority.NORMAL
+    """With which it was sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

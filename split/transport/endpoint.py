@@ -172,7 +172,9 @@ class Endpoint(ABC):
             return
         now_s = asyncio.get_running_loop().time()  # monotonic; a test's loop may have a clock of its own
         for received in messages:
-            incoming = Incoming(message=received.message, payload=received.payload, received_at_s=now_s)
+            incoming = Incoming(
+                message=received.message, payload=received.payload, received_at_s=now_s, priority=received.priority
+            )
             self._unread.append((incoming, received))
             if not received.credit_bytes:
                 self._unread_bytes += received.payload.nbytes + MESSAGE_OVERHEAD_BYTES

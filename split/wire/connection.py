@@ -64,6 +64,8 @@ class Received:
 
     message: Message
     payload: memoryview
+    priority: Priority
+    """With which it was sent."""
     connection: WireConnection
     """On which it came."""
     credit_bytes: int
@@ -352,7 +354,8 @@ class WireConnection:
             if self._granted is not None and arriving.priority != Priority.CONTROL:
                 credit_bytes = cost(arriving.filled, begins=True)
                 self._granted.hold(credit_bytes)
-            received.append(Received(message, arriving.payload, connection=self, credit_bytes=credit_bytes))
+            priority = Priority(arriving.priority)
+            received.append(Received(message, arriving.payload, priority, connection=self, credit_bytes=credit_bytes))
 
     def _understand(self, arriving: Arriving) -> Message | None:
         """The message, if it is one that anybody but this connection wants to know of."""

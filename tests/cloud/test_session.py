@@ -32,6 +32,7 @@ from split.wire.messages import (
     ModelNeed,
     ModelOffer,
     ModelReady,
+    Priority,
     Refused,
     Reply,
     SegmentOpen,
@@ -704,12 +705,81 @@ async def test_after_its_goodbye_a_companion_answers_what_it_took_and_takes_noth
     await device.session.drained()
 
 
+@pytest.mark.parametrize(
+    ("asked_with", "answered_with"),
+    [
+        (Priority.CONTROL, Priority.URGENT),  # what costs no credit is for control alone
+        (Priority.URGENT, Priority.URGENT),
+        (Priority.NORMAL, Priority.NORMAL),
+        (Priority.BULK, Priority.BULK),
+    ],
+)
+async def test_a_reply_is_as_urgent_as_its_request(house, chain, feeds, asked_with, answered_with):
+    device = house.connect()
+    await device.bring(chain)
+    device.channel.send(*chain.infer(feeds), priority=asked_with)
+    async with asyncio.timeout(30):
+        incoming = await device.channel.receive()
+    assert isinstance(incoming.message, Reply)
+    assert incoming.priority is answered_with
+
+
+BIG = {"x": np.ones((5_000, 4), np.float32), "bias": np.zeros(4, np.float32)}
+"""80 kB up and twice as much down: more than all of the queue below."""
+SMALL_QUEUE = Limits(unread_bytes=1 << 18, queue_bytes=100_000)
+
+
+async def test_replies_that_are_made_faster_than_the_link_takes_them_wait_and_all_come(house, chain):
+    device = house.connect("camera-1", SMALL_QUEUE)
+    await device.bring(chain)
+    device.session._channel.freeze()
+    for number in range(3):
+        device.channel.send(*chain.infer(BIG, request_id=f"{number}"))
+        await device.channel.drain(1)
+    while len(device.session._requests) > 2 or device.session._held_back_bytes < 320_000:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert house.companion.admission.inflight_requests == 2  # what waits still counts
+    device.session._channel.thaw()
+    replies = [await device.reply() for _ in range(3)]
+    assert {reply.request_id for reply, _ in replies} == {"0", "1", "2"}
+    for _, outputs in replies:
+        assert_same(outputs, chain.whole(BIG))
+    await device.session.drained()
+    assert device.session._held_back_bytes == house.companion.admission.inflight_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "budget_ms", "bound"), [("DEADLINE_EXCEEDED", 500.0, 1 << 25), ("OVERLOADED", 20_000.0, 1)]
+)
+async def test_a_reply_for_which_the_link_has_no_room_in_time_is_a_refusal_of_that_request_alone(
+    house, chain, feeds, monkeypatch, code, budget_ms, bound
+):
+    monkeypatch.setattr("cloud.session.HELD_BACK_BYTES", bound)
+    device = house.connect("camera-1", SMALL_QUEUE)
+    await device.bring(chain)
+    device.session._channel.freeze()
+    for number, budget in enumerate((20_000.0, 20_000.0, budget_ms)):
+        device.channel.send(*chain.infer(BIG, request_id=f"{number}", budget_ms=budget))
+        await device.channel.drain(1)
+        while device.session._held_back_bytes < min(number, 1) * 160_000:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    while len(device.session._requests) > 1:  # noqa: ASYNC110 - the first waits for room, the other is refused
+        await asyncio.sleep(0)
+    device.session._channel.thaw()
+    first = await device.next()
+    assert isinstance(first, Refused)
+    assert (first.request_id, first.code) == ("2", code)
+    assert {(await device.next()).request_id for _ in range(2)} == {"0", "1"}
+    device.channel.send(*chain.infer(feeds))
+    assert isinstance(await device.next(), Reply)
+
+
 async def test_a_device_that_does_not_read_its_replies_is_cut_off_and_the_others_are_served(house, chain, feeds):
     deaf = house.connect("camera-1", Limits(unread_bytes=1000, queue_bytes=5000))
     good = house.connect("camera-2")
     await deaf.bring(chain)
     with contextlib.suppress(ConnectionLost):
-        for number in range(1000):
+        for number in range(10_000):
             deaf.channel.send(*chain.infer(feeds, request_id=f"{number}"))
             await deaf.channel.drain(1)
     async with asyncio.timeout(30):
