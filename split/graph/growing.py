@@ -49,12 +49,13 @@ Show = Callable[[Sizes, Sequence[str]], Shapes]
 
 
 def growth(model: Model, cuts: Sequence[Cut], at: Sizes, show: Show = lambda sizes, names: {}) -> Growth | None:
-    """The functions of a settled model, its shapes being those at the sizes `at`; None where no dim is open.
+    """The functions of a settled model, its shapes being those at the sizes `at`; None where no dim is open, or where
+    nothing computes with the inputs: an output may be an input or a constant.
 
     `show`: asked at sizes around `at` for the values that inference does not tell.
     """
     dims = open_dims(model.inputs)
-    if not dims:
+    if not dims or not model.nodes:
         return None
     looks = _looks(model, dims, at, show)
     extents = _Extents(looks)

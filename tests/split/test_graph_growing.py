@@ -203,6 +203,20 @@ def test_a_model_of_fixed_sizes_does_not_grow(tmp_path: Path) -> None:
     assert cut_up(tmp_path, text).growth is None
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{HEADER} g (float[N, 8] x) => (float[N, 8] x) {{}}",
+        f"{HEADER} g (float[N, 8] x) => (float[1, 8] y) <float[1, 8] w> {{ y = Exp(w) }}",
+    ],
+    ids=["an input put out", "a constant put out"],
+)
+def test_a_model_that_computes_nothing_with_its_inputs_does_not_grow(tmp_path: Path, text: str) -> None:
+    card = cut_up(tmp_path, text)
+    assert card.growth is None
+    assert card.no_cuts_reason == "the model has fewer than two nodes"
+
+
 def test_the_card_on_disk_holds_the_growth(tmp_path: Path) -> None:
     card = cut_up(tmp_path, ATTENTION, (1, 16))
     write_card(card, tmp_path)
