@@ -37,6 +37,11 @@ NUMPY_DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
 }
 """Protocol name → numpy type, little-endian. BF16 and 4-bit types have no numpy type and are refused by name."""
 
+NAME_BYTES_MAX: Final = 4096
+"""Of a tensor that travels, in UTF-8: exporters that write the path of a module stay far below."""
+RANK_MAX: Final = 16
+"""Of a tensor that travels."""
+
 _NAMES: Final = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
 
 

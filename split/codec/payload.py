@@ -20,7 +20,7 @@ from split.codec import affine
 from split.codec.half import decode_half, encode_half
 from split.codec.packing import pack, unpack
 from split.errors import CodecError, InvalidRequest
-from split.tensor import NUMPY_DTYPES, Array, Tensors, TensorSpec, dtype_name
+from split.tensor import NAME_BYTES_MAX, NUMPY_DTYPES, RANK_MAX, Array, Tensors, TensorSpec, dtype_name
 
 Buffer = bytes | bytearray | memoryview
 
@@ -31,8 +31,6 @@ VERSION: Final = 1
 ALIGNMENT: Final = 64
 """Of each tensor's bytes inside the payload: a cache line, and what vector units like."""
 TENSORS_MAX: Final = 4096
-RANK_MAX: Final = 16
-NAME_BYTES_MAX: Final = 4096
 ELEMENTS_MAX: Final = 2**48
 STRING_OVERHEAD_BYTES: Final = 64
 """What one BYTES element costs in memory beside its bytes (object, pointer): counted against `max_bytes`."""

@@ -19,7 +19,7 @@ from split.graph.model import Model, read_values
 from split.graph.quantised import inside_groups
 from split.graph.quirks import misread
 from split.ids import CutId, cut_id
-from split.tensor import TensorSpec
+from split.tensor import NAME_BYTES_MAX, RANK_MAX, TensorSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,12 +246,18 @@ def troubles(model: Model) -> dict[str, str]:
 
 
 def _trouble(model: Model, name: str) -> str:
-    """Why a value cannot cross a boundary on account of its type, as a sentence; '' when it can."""
+    """Why a value cannot cross a boundary on account of its type or name, as a sentence; '' when it can."""
+    if not 1 <= len(name.encode()) <= NAME_BYTES_MAX:
+        return (
+            f"tensor {name[:40]!r}… has a name of {len(name.encode())} bytes; what crosses has {NAME_BYTES_MAX} at most"
+        )
     spec = model.spec(name)
     if isinstance(spec, str):
         return f"tensor {name!r} {spec}"
     if spec.dtype == "BYTES":
         return f"tensor {name!r} holds strings, which do not cross a boundary"
+    if len(spec.shape) > RANK_MAX:
+        return f"tensor {name!r} has {len(spec.shape)} dims; what crosses has {RANK_MAX} at most"
     if name in model.output_names and model.crossing(name) != spec:
         return f"tensor {name!r} is a 16-bit output that the tail needs unrounded; cut elsewhere"
     return ""

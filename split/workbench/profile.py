@@ -27,7 +27,7 @@ from split.codec.fidelity import MEASURES, divergence
 from split.codec.golden import SAME, sample
 from split.codec.image import prepare_image
 from split.codec.payload import decode, encode
-from split.errors import EngineFailed, InvalidModel, InvalidRequest
+from split.errors import CodecError, EngineFailed, InvalidModel, InvalidRequest
 from split.graph.card import CutCard, ModelCard
 from split.graph.growth import open_dims, sizes_of
 from split.ids import CutId
@@ -304,7 +304,7 @@ def _measure_cuts(
                 halves = run(cut, opened)
                 run_at_s = spent_s()
                 times = time_halves(halves) if care is Care.MEASURED else None
-        except (InvalidModel, InvalidRequest, EngineFailed) as error:
+        except (InvalidModel, InvalidRequest, EngineFailed, CodecError) as error:
             log.warning("cut=%s is left out: %s", cut.id, error)
             continue
         found[cut.id] = _Found(

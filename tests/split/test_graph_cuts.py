@@ -81,6 +81,24 @@ def test_strings_do_not_cross(tmp_path: Path) -> None:
     assert by_nodes[frozenset(["u", "t"])].legal
 
 
+def test_what_a_payload_cannot_name_or_shape_does_not_cross(tmp_path: Path) -> None:
+    """Split at such a tensor, a model would only learn from the codec that it does not travel."""
+    name = "n" * 4097
+    ones = ", ".join("1" * 17)
+    shape = "int64[17] shape = {" + ones + "}"
+    model = load(
+        tmp_path,
+        f"""g (float[1] x) => (float[{ones}] y) <{shape}>
+        {{ {name} = Neg(x)  a = Relu({name})  b = Reshape(a, shape)  y = Neg(b) }}""",
+    )
+    by_nodes = [cut_from_nodes(model, nodes).reason for nodes in ([name], [name, "a"], [name, "a", "b"])]
+    assert by_nodes == [
+        f"tensor {'n' * 40!r}… has a name of 4097 bytes; what crosses has 4096 at most",
+        "",
+        "tensor 'b' has 17 dims; what crosses has 16 at most",
+    ]
+
+
 def test_a_tensor_with_many_readers_crosses_once(tmp_path: Path) -> None:
     model = load(tmp_path, "g (float[2] x) => (float[2] y) { a = Neg(x)  b = Abs(a)  c = Relu(a)  y = Add(b, c) }")
     cut = cut_from_nodes(model, ["a"])
