@@ -272,17 +272,16 @@ class Repository:
         """Card, contract, the whole opened and run once."""
         if not entry.path.is_file():
             raise InvalidModel(f"{entry.path} is not there; a version folder holds the file model.onnx")
-        async with self._bench:
+        async with self._bench:  # to the end: what hangs is looked at after what can answer, not in between
             folder, card = await self._card(entry)
-        # A file replaced in place must not answer with its old weights, not even where a request that outlived the
-        # unloading has opened them again.
-        self._close(folder, card)
-        contract = contract_beside(entry.path) or default_contract(card)
-        contract_path = entry.path.parent.parent / CONTRACT_FILE
-        check_contract(contract, card, path=contract_path)
-        profile = await asyncio.to_thread(self._profile, folder, card, contract)
-        if profile is None:  # else it has run here, on this runtime: that was measured
-            async with self._bench:
+            # A file replaced in place must not answer with its old weights, not even where a request that outlived the
+            # unloading has opened them again.
+            self._close(folder, card)
+            contract = contract_beside(entry.path) or default_contract(card)
+            contract_path = entry.path.parent.parent / CONTRACT_FILE
+            check_contract(contract, card, path=contract_path)
+            profile = await asyncio.to_thread(self._profile, folder, card, contract)
+            if profile is None:  # else it has run here, on this runtime: that was measured
                 await self._child(entry, "probe")
         model = ServedModel(
             name=entry.name,

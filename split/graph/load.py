@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +25,9 @@ from split.ids import ModelDigest
 
 log = logging.getLogger(__name__)
 
+EXPANDED_NODES_MAX: Final = 1_000_000
+"""Nodes that local functions may become when each call is replaced by its body, as the runtime does: thousands of times
+what models have, and what nesting in 20 levels of two calls each asks for."""
 FILE_BYTES_MAX: Final = 2**31 - 1
 """protobuf's limit for one message; bigger models keep their weights as external data."""
 
@@ -46,6 +49,7 @@ def load_model(path: Path, *, step_limit_s: float = STEP_S) -> Model:
     digest, files = _digest(path, proto)
     why_not = "the model holds sparse initializers" if proto.graph.sparse_initializer else ""
     if proto.functions:
+        _check_expansion(proto, path)
         proto = _inlined(proto, path, step_limit_s)
     try:
         model = ir.serde.deserialize_model(proto)
@@ -145,6 +149,36 @@ def _external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
             for attribute in node.attributes.values():
                 if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
                     yield attribute.value
+
+
+def _check_expansion(proto: onnx.ModelProto, path: Path) -> None:
+    """InvalidModel when local functions call themselves, or call each other so often that nothing could hold them."""
+    functions = {(one.domain, one.name, one.overload): one for one in proto.functions}
+    sizes: dict[tuple[str, str, str], int] = {}
+    called: list[tuple[str, str, str]] = []
+
+    def size(nodes: Iterable[onnx.NodeProto]) -> int:
+        total = 0
+        for node in nodes:
+            total += expanded(key) if (key := (node.domain, node.op_type, node.overload)) in functions else 1
+            for attribute in node.attribute:
+                total += sum(size(graph.node) for graph in (attribute.g, *attribute.graphs))
+        return total
+
+    def expanded(key: tuple[str, str, str]) -> int:
+        if key in called:
+            raise InvalidModel(f"{path}: its local function {key[1]!r} calls itself; ONNX functions must not")
+        if key not in sizes:
+            called.append(key)
+            sizes[key] = size(functions[key].node)
+            called.pop()
+        return sizes[key]
+
+    if (nodes := size(proto.graph.node)) > EXPANDED_NODES_MAX:
+        raise InvalidModel(
+            f"{path}: its local functions call each other so often that it has {nodes} nodes without them, more than "
+            f"{EXPANDED_NODES_MAX}; export it with fewer levels of functions"
+        )
 
 
 def _inlined(proto: onnx.ModelProto, path: Path, limit_s: float) -> onnx.ModelProto:

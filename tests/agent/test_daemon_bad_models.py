@@ -113,6 +113,26 @@ async def test_o_rt_09_a_model_that_kills_its_loader_is_unavailable_and_no_other
         assert await caller.infer() == 200
 
 
+async def test_a_model_that_hangs_does_not_keep_the_one_before_it_from_answering(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lay(tmp_path, "a")
+    lay(tmp_path, "b")
+    honest: Callable[[Any, Limits], list[str]] = child._argv
+
+    def argv(command: Any, limits: Limits) -> list[str]:
+        if command[0] == "prepare" and "/b/" in command[1]:
+            return [sys.executable, "-c", "import signal; signal.pause()"]
+        return honest(command, limits)
+
+    monkeypatch.setattr(child, "_argv", argv)
+    async with running(tmp_path) as caller:
+        async with asyncio.timeout(90):
+            while await caller.infer("a") != 200:  # noqa: ASYNC110 - asked over HTTP
+                await asyncio.sleep(0.05)
+        assert (await caller.index())["b"]["state"] == "LOADING"
+
+
 async def test_models_that_take_too_much_time_or_memory_are_unavailable_with_the_limit(tmp_path: Path) -> None:
     lay(tmp_path, "endless", ENDLESS)
     async with running(tmp_path, timeout_s=4) as caller:

@@ -135,6 +135,38 @@ def test_what_cannot_be_served_is_refused_by_name(tmp_path: Path, text: str, wor
         load_model(whole(tmp_path, f'<ir_version: 8, opset_import: ["" : 18]> {text}'))
 
 
+def nested(levels: int) -> onnx.ModelProto:
+    """Functions that call the one below them twice: 2 ** levels nodes when each call is its body."""
+    functions = "".join(
+        f"""<domain: "own", opset_import: ["" : 17, "own" : 1]> f{level} (x) => (y)
+        {{ t = {called}(x)  y = {called}(t) }}"""
+        for level in range(levels)
+        for called in ["Relu" if level == 0 else f"own.f{level - 1}"]
+    )
+    return onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["" : 17, "own" : 1]>
+        g (float[2] x) => (float[2] y) {{ y = own.f{levels - 1}(x) }} {functions}"""
+    )
+
+
+def test_functions_that_double_with_every_level_are_refused_before_anybody_expands_them(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(nested(5), path)
+    assert len(load_model(path).nodes) == 2**5
+    onnx.save(nested(40), path)
+    with pytest.raises(InvalidModel, match=f"it has {2**40} nodes without them"):
+        load_model(path)
+
+
+def test_functions_that_call_themselves_are_refused_as_the_runtime_does(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    model = nested(2)
+    model.functions[0].node[1].domain, model.functions[0].node[1].op_type = "own", "f1"
+    onnx.save(model, path)
+    with pytest.raises(InvalidModel, match="its local function 'f1' calls itself"):
+        load_model(path)
+
+
 def test_stale_value_info_does_not_count(tmp_path: Path) -> None:
     text = """<ir_version: 8, opset_import: ["" : 18]>
         g (float[n, 2] x) => (float[n, 2] y) <float[7, 9] a> { a = Neg(x)  y = Neg(a) }"""
