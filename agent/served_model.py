@@ -5,6 +5,7 @@ READY is `agent/repository.py`'s business.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -18,12 +19,15 @@ from split.codec.image import ImageSpec
 from split.graph.card import CutCard, ModelCard
 from split.graph.growth import OpenDim, open_dims
 from split.ids import CutId, ModelDigest, ModelName
+from split.oip.infer import plain_shape
 from split.plan.plan import Placement
 from split.profiles.contract import Contract, Privacy
 from split.profiles.measured import ModelProfile
 from split.runtime.engine import Segment
 from split.runtime.store import SegmentStore
-from split.tensor import TensorSpec
+from split.tensor import Tensors, TensorSpec
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -54,6 +58,22 @@ class ServedModel:
     def input_specs(self) -> dict[str, TensorSpec]:
         """By name, in the model's order."""
         return {spec.name: spec for spec in self.card.inputs}
+
+    @cached_property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """As the file declares them, with open dims where an answer has contradicted it (`noted`)."""
+        return self.card.outputs
+
+    def noted(self, made: Tensors) -> None:
+        """What a run has made: the runtime answers with another shape than the file declares rather than not at all."""
+        for spec in self.outputs:
+            if spec.name in made and not spec.fits(shape := made[spec.name].shape):
+                seen = spec.opened_for(shape)
+                self.outputs = tuple(seen if one is spec else one for one in self.outputs)
+                log.warning(
+                    "model %s: output %r is declared with shape %s and came with %s; from now on it is %s",
+                    *(self.name, spec.name, plain_shape(spec), list(shape), plain_shape(seen)),
+                )
 
     @cached_property
     def output_names(self) -> tuple[str, ...]:

@@ -74,6 +74,7 @@ class DaemonService:
         )
         with admitted as admitted_request:
             outcome = await self._serve.infer(admitted_request)
+            served.noted(outcome.outputs)
             return OipResponse(
                 model_name=served.name,
                 model_version=served.version,
@@ -105,7 +106,7 @@ class DaemonService:
             versions=(model.version,),
             platform="onnx_onnxv1",
             inputs=model.card.inputs,
-            outputs=model.card.outputs,
+            outputs=model.outputs,
             encoded=frozenset(model.images),
         )
 
@@ -129,7 +130,7 @@ class DaemonService:
             "backend": "onnxruntime",
             "max_batch_size": 0,
             "input": [described(spec) for spec in model.card.inputs],
-            "output": [described(spec) for spec in model.card.outputs],
+            "output": [described(spec) for spec in model.outputs],
         }
 
     def stats(self, name: str | None) -> list[dict[str, Any]]:

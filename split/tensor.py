@@ -79,19 +79,30 @@ class TensorSpec:
         sizes = (known.get(d, 1) if isinstance(d, str) else max(d, 1) if d == -1 else d for d in self.shape)
         return math.prod(sizes) * self.element_bytes
 
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Whether a tensor of these sizes has the shape of this one."""
+        return len(shape) == len(self.shape) and not any(map(_differs, self.shape, shape))
+
+    def opened_for(self, shape: Sequence[int]) -> TensorSpec:
+        """The same with those dims open (-1) that these sizes contradict; all of them where their number differs."""
+        dims: tuple[Dim, ...] = (-1,) * len(shape)
+        if len(shape) == len(self.shape):
+            dims = tuple(-1 if _differs(want, got) else want for want, got in zip(self.shape, shape, strict=True))
+        return TensorSpec(name=self.name, dtype=self.dtype, shape=dims)
+
     def refuse(self, array: Array) -> str | None:
         """Why `array` cannot stand for this tensor, as the end of a sentence; None when it can."""
         found = dtype_name(array.dtype)
         if found != self.dtype:
             return f"tensor {self.name!r} must have datatype {self.dtype}, got {found}"
-        fits = len(array.shape) == len(self.shape) and all(
-            not isinstance(want, int) or want == -1 or want == got
-            for want, got in zip(self.shape, array.shape, strict=True)
-        )
-        if not fits:
+        if not self.fits(array.shape):
             want = [d if isinstance(d, int) else -1 for d in self.shape]
             return f"tensor {self.name!r} must have shape {want}, got {list(array.shape)}"
         return None
+
+
+def _differs(want: Dim, got: int) -> bool:
+    return isinstance(want, int) and want != -1 and want != got
 
 
 def spec_of(name: str, array: Array) -> TensorSpec:

@@ -301,7 +301,7 @@ class Lab:
 
                 monkeypatch.setattr(channel, "send", refuse)
 
-    async def ask(self, *, deadline_ms: float = 1000.0, mode: str = "split", **options: Any) -> Outcome:
+    async def ask(self, *, deadline_ms: float | None = 1000.0, mode: str = "split", **options: Any) -> Outcome:
         loop = asyncio.get_running_loop()
         with self.intake.admit(
             self.model,
@@ -789,6 +789,64 @@ def test_a_deadline_that_cannot_be_met_is_a_typed_error_at_the_deadline(tmp_path
             with pytest.raises(DeadlineExceeded, match="no answer within 30 ms"):
                 await lab.ask(deadline_ms=30.0, mode="local")
             assert asyncio.get_running_loop().time() - started == pytest.approx(0.030, abs=0.002)
+
+    run_in_virtual_time(story())
+
+
+@pytest.mark.parametrize(("mode", "frames"), [("offload", 1), ("local", 0)])
+def test_o_gs_08_all_remote_is_one_request_and_all_local_is_none(tmp_path: Path, mode: str, frames: int) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=replies_after(0.005)) as lab:
+            assert_right(await lab.ask(mode=mode))
+            assert len(lab.seen) == frames
+            assert lab.dials == 1
+
+    run_in_virtual_time(story())
+
+
+def test_o_oi_10_a_request_behind_a_busy_worker_ends_at_its_timeout_and_is_never_run(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=says_nothing) as lab:
+            loop, ran = asyncio.get_running_loop(), []
+            lab.compute.run(lambda: None, deadline_at_s=0.0, expected_ms=90_000.0)
+            lab.model.whole = lambda: ran.append("whole")  # type: ignore[method-assign,assignment]  # never called
+            started_s = loop.time()
+            with pytest.raises(DeadlineExceeded, match="no answer within 500 ms"):
+                await lab.ask(deadline_ms=500.0, mode="local")
+            assert loop.time() - started_s == pytest.approx(0.5, abs=0.05)
+            assert lab.compute.queue_ms <= 90_000.0
+            await asyncio.sleep(120.0)
+            assert (ran, lab.compute.took_ms) == ([], [90_000.0])
+
+    run_in_virtual_time(story())
+
+
+def test_o_oi_12_a_model_that_sleeps_two_seconds_is_late_for_all_who_gave_one_and_for_nobody_else(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=says_nothing) as lab:
+            finishes_in(lab, 2000.0)
+            loop = asyncio.get_running_loop()
+            answered_s: list[float] = []
+
+            async def worker(requests: int, deadline_ms: float | None) -> None:
+                for _ in range(requests):
+                    started_s = loop.time()
+                    try:
+                        assert_right(await lab.ask(deadline_ms=deadline_ms, mode="local"))
+                    except DeadlineExceeded:
+                        answered_s.append(loop.time() - started_s)
+
+            await asyncio.gather(*(worker(4, 1000.0) for _ in range(5)))
+            assert len(answered_s) == 20
+            assert all(0.999 <= each <= 1.1 for each in answered_s), answered_s
+            answered_s.clear()
+            lab.intake = Intake(default_deadline_ms=3_600_000, inflight_bytes=1 << 20)
+            await asyncio.gather(*(worker(4, None) for _ in range(5)))
+            assert answered_s == []
+            lab.serve.settle_books()
+            assert lab.journal.counts() == {"requests": 40, "failures": 20, "fallbacks": 0}
 
     run_in_virtual_time(story())
 

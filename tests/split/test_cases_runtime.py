@@ -7,8 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx.parser
+
+from split.graph.cuts import all_prefix_cuts
+from split.graph.load import load_model
+from split.graph.partition import share_weights
+from split.runtime.segment import OrtEngine
+from split.workbench.check import run_halves
+from split.workbench.cut import settle
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -90,6 +98,34 @@ def test_o_rt_03_every_new_shape_takes_no_more_memory(tmp_path: Path) -> None:
     biggest, hundred, all_of_them, tiny = (int(line) for line in done.stdout.split())
     assert all_of_them <= 1.1 * hundred
     assert tiny <= 1.3 * biggest
+
+
+def test_o_rt_06_a_loop_of_no_rounds_is_the_same_split_as_whole(tmp_path: Path) -> None:
+    """Over HTTP it is tested with the daemon."""
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[3] x, int64 m) => (float[3] v, float[R, C] scan) <bool go = {1}> {
+            z = Neg (x)
+            u = Neg (z)
+            v, scan = Loop (m, go, u) <body = b (int64 i, bool c, float[3] u0) => (bool d, float[3] w, float[3] s) {
+                d = Identity(c) w = Add(u0, u0) s = Identity(u0)
+            }>
+        }"""
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.parser.parse_model(text), path)
+    model = load_model(path)
+    share_weights(model, tmp_path)
+    settle(model, tmp_path)
+    feeds = {"x": np.float32([1, 2, 3]), "m": np.array(0)}
+    whole = OrtEngine().open(path, threads=1).run(feeds)
+    assert (whole["v"].tolist(), whole["scan"].ndim, whole["scan"].shape[0]) == ([1, 2, 3], 2, 0)
+    cuts = [cut for cut in all_prefix_cuts(model) if cut.legal]
+    assert len(cuts) >= 2
+    for cut in cuts:
+        halves = run_halves(model, cut, OrtEngine(), tmp_path, feeds)
+        for name in ("v", "scan"):
+            assert halves[name].dtype == whole[name].dtype
+            assert halves[name].shape == whole[name].shape
+            assert halves[name].tobytes() == whole[name].tobytes()
 
 
 def test_o_rt_08_no_process_of_ours_is_forked(tmp_path: Path) -> None:
