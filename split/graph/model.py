@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import onnx
 import onnx_ir as ir
 
 from split.errors import InvalidModel
@@ -162,6 +163,7 @@ def build_model(
     """Look through a deserialised model; see `load.load_model`, which is the way in."""
     for graph in [source.graph, *(g for g in source.graphs() if g is not source.graph)]:
         _hoist_constants(graph)
+        _take_in(graph, path)
     in_file_order = list(source.graph)
     ordered = _ordered(source.graph, path)
     blank = fill_in(source, path)  # on sorted nodes: of a constant that comes later it knows no value
@@ -236,6 +238,33 @@ def _hoist_constants(graph: ir.Graph) -> None:
         ir.convenience.replace_all_uses_with(made, weight)
         graph.remove(node, safe=True)
         graph.register_initializer(weight)
+
+
+def _take_in(graph: ir.Graph, path: Path) -> None:
+    """What is no weight and lies in a file beside the model (exporters may put every tensor there) goes into the graph:
+    its values are looked at, and parts of the model lie in other folders."""
+    for value in graph.initializers.values():
+        if isinstance(value.const_value, ir.ExternalTensor) and not is_weight(value.const_value):
+            value.const_value = _taken_in(value.const_value, path)
+    for node in graph:
+        for name, attribute in list(node.attributes.items()):
+            if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
+                node.attributes[name] = ir.AttrTensor(name, _taken_in(attribute.value, path))
+
+
+def _taken_in(tensor: ir.ExternalTensor, path: Path) -> ir.TensorProtocol:
+    try:
+        data = tensor.tobytes()
+    except (OSError, ValueError, TypeError) as error:
+        raise InvalidModel(f"{path}: tensor {tensor.name!r} cannot be read: {error}") from error
+    if len(data) != tensor.nbytes:
+        raise InvalidModel(
+            f"{path}: tensor {tensor.name!r} has {len(data)} bytes, its type and shape ask for {tensor.nbytes}"
+        )
+    dims = tensor.shape.numpy()
+    return ir.serde.TensorProtoTensor(
+        onnx.TensorProto(name=tensor.name, data_type=int(tensor.dtype), dims=dims, raw_data=data)
+    )
 
 
 def _ordered(graph: ir.Graph, path: Path) -> list[ir.Node]:

@@ -199,3 +199,32 @@ def test_weights_listed_as_inputs_are_constants_of_both_parts(tmp_path: Path) ->
     [cut] = all_prefix_cuts(model)
     assert (cut.boundary, cut.tail_inputs) == (("a",), ())
     assert run_halves(model, cut, OrtEngine(), tmp_path, {"x": np.float32([3, 4])})["y"].tolist() == [4, 10]
+
+
+@pytest.mark.parametrize("constant", [False, True], ids=["initializer", "Constant node"])
+def test_small_tensors_in_a_file_beside_the_model_are_in_the_parts_and_in_the_shapes(
+    tmp_path: Path, constant: bool
+) -> None:
+    """The parts lie in another folder; a shape that is read from such a tensor is known without a run."""
+    proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[3] x) => (float[3, 1] y) { a = Neg(x)  b = Add(a, W)  c = Reshape(b, s)  y = Neg(c) }""")
+    for name, array in {"W": np.float32([10, 20, 30]), "s": np.array([3, 1])}.items():
+        tensor = numpy_helper.from_array(array, name)
+        if constant:
+            proto.graph.node.insert(0, helper.make_node("Constant", [], [name], value=tensor))
+        else:
+            proto.graph.initializer.append(tensor)
+    path = tmp_path / "model.onnx"
+    aside = {"location": "w.data", "size_threshold": 0, "convert_attribute": True}
+    onnx.save(proto, path, save_as_external_data=True, **aside)
+    assert (tmp_path / "w.data").stat().st_size >= 12 + 16
+    model = load_model(path)
+    assert model.spec("c").shape == (3, 1)
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    share_weights(model, parts)
+    for name in ("a", "b", "c"):
+        head, tail = parts / "head.onnx", parts / "tail.onnx"
+        write_parts(model, cut_at(model, [name]), head, tail)
+        made = OrtEngine().open(head, threads=1).run({"x": np.float32([1, 2, 3])})
+        assert OrtEngine().open(tail, threads=1).run(made)["y"].tolist() == [[-9], [-18], [-27]]
