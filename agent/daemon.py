@@ -109,6 +109,7 @@ class Daemon:
             planner=planner,
             golden=golden,
             backoff=Backoff(),
+            identity_is=lambda: self._credentials.stamp() if config.companions else None,
         )
         repository = self._repository(planner, uplink, golden, machine=machine.digest)
         lateness = Lateness(queue_ms=lambda: compute.queue_ms)

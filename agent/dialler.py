@@ -3,7 +3,7 @@ uplink's.
 
 It tries for ever, all companions at once, each a little after the one before, and the first that opens is taken. Each
 has its own back-off, time allowed and last failure, which outlive a connection: an address that leads nowhere costs the
-others nothing, and a wrong certificate is not shown again within a minute, whatever else happens.
+others nothing, and a wrong certificate is not shown again within a minute, unless our own files have changed.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ and a cut) and the set-up: 1 + 1.5 + 0.25 + 1.25 + 1 s."""
 assert UNHEARD_S + CAP_S + SPREAD_S + 5 * BACK_RTT_S + SETUP_S <= BACK_WITHIN_S
 STABLE_S: Final = 1.0
 """A connection that lived so long was a good one: the back-off of its companion starts anew after it."""
+IDENTITY_LOOK_S: Final = 1.0
+"""While a wrong certificate waits out its minute, so often it is looked whether our files (also the authority) are others
+now: with those, the next dial is worth its while at once."""
 HANG_UP_S: Final = 3.0
 """What the daemon's end waits for connections that are being closed."""
 
@@ -84,11 +87,18 @@ class _Place:
     code: str = ""
     """Of the last dial's failure; "" when it opened, or before the first."""
     why: str = ""
+    shown: object = None
+    """What our identity was when that dial began."""
     hurried: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def turn(self) -> None:
+    async def turn(self, identity_is: Callable[[], object]) -> None:
         """Wait until it may be dialled."""
         while (left_s := self.not_before_s - _now()) > 0:
+            if self.code == SECURITY:
+                if identity_is() != self.shown:
+                    self.backoff.succeeded()
+                    break
+                left_s = min(left_s, IDENTITY_LOOK_S)
             self.hurried.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
@@ -102,14 +112,21 @@ class _Place:
 
 class Dialler:
     """`on_failure` is told why, whenever a dial has failed and with it the last one of every companion. `backoff`: each
-    companion gets one like it."""
+    companion gets one like it. `identity_is`: differs from what it was once our identity files have changed."""
 
     def __init__(
-        self, *, companions: Sequence[str], dial: Dial, backoff: Backoff, on_failure: Callable[[str], None]
+        self,
+        *,
+        companions: Sequence[str],
+        dial: Dial,
+        backoff: Backoff,
+        on_failure: Callable[[str], None],
+        identity_is: Callable[[], object] = lambda: None,
     ) -> None:
         self._places = [_Place(address=one, backoff=dataclasses.replace(backoff)) for one in companions]
         self._dial = dial
         self._on_failure = on_failure
+        self._identity_is = identity_is
         self._turn = 0
         """The place that the next opening begins with."""
         self._late: set[asyncio.Task[Any]] = set()
@@ -186,7 +203,7 @@ class Dialler:
         calls: set[asyncio.Task[Opened | None]] = set()
         try:
             while True:
-                await place.turn()
+                await place.turn(self._identity_is)
                 calls.add(asyncio.create_task(self._call(place), name=f"dial {place.address}"))
                 hurried = asyncio.create_task(place.hurried.wait())
                 try:
@@ -203,24 +220,24 @@ class Dialler:
 
     async def _call(self, place: _Place) -> Opened | None:
         """Dial once; None when it failed, whatever the failure: the next one may do."""
-        began_s = _now()
+        began_s, shown = _now(), self._identity_is()
         try:
             channel = await self._dial(place.address, place.timeout_s)
         except Exception as error:
             if not isinstance(error, IsthmusError | OSError):
                 log.exception("companion=%s cannot be dialled", place.address)
-            self._failed(place, error)
+            self._failed(place, error, shown)
             return None
         place.code = place.why = ""
         place.timeout_s = min(max(DIAL_TIMEOUT_S, HANDSHAKES * (_now() - began_s)), DIAL_TIMEOUT_MAX_S)
         return Opened(address=place.address, channel=channel)
 
-    def _failed(self, place: _Place, error: Exception) -> None:
+    def _failed(self, place: _Place, error: Exception, shown: object) -> None:
         code = _code(error)
         why = str(error) or type(error).__name__
         if (code, why) != (place.code, place.why):  # every second the same would fill the log
             log.warning("companion=%s cannot connect: %s (%s)", place.address, why, code)
-        place.code, place.why = code, why
+        place.code, place.why, place.shown = code, why, shown
         place.pause(IDENTITY_RETRY_S if code == SECURITY else 0.0)
         if code == "TIMEOUT":
             place.timeout_s = min(2 * place.timeout_s, DIAL_TIMEOUT_MAX_S)

@@ -84,12 +84,19 @@ class Uplink:
         golden: Golden,
         backoff: Backoff,
         source_towards: Callable[[str], str | None] = source_towards,
+        identity_is: Callable[[], object] = lambda: None,
     ) -> None:
         self.on_silence: Callable[[], None] = lambda: None
         """Called each time that another connection is about to be dialled beside one on which nothing is heard."""
         self.on_renewed: Callable[[Renewed], None] = lambda renewed: None
         """Called with the answer to `ask_renewal`."""
-        self._dialler = Dialler(companions=companions, dial=dial, backoff=backoff, on_failure=self._not_connected)
+        self._dialler = Dialler(
+            companions=companions,
+            dial=dial,
+            backoff=backoff,
+            on_failure=self._not_connected,
+            identity_is=identity_is,
+        )
         self._planner = planner
         self._golden = golden
         self._draw = backoff.draw

@@ -71,7 +71,7 @@ class Credentials:
 
     def context(self) -> ssl.SSLContext:
         """For the next connection. IdentityError when the files cannot serve and never did."""
-        stamp = self._stamp()
+        stamp = self.stamp()
         if self._context is None:
             self._context, self._loaded = self._make(), stamp
         elif stamp not in (self._loaded, self._looked_at):
@@ -155,7 +155,7 @@ class Credentials:
         return "" if self.known_time.clock_is_behind else warning
 
     def _own(self) -> Mapping[str, Any]:
-        stamp = self._stamp()
+        stamp = self.stamp()
         if self._shown is None or self._shown[0] != stamp:
             self._shown = stamp, own_certificate(self.identity, self.role)
         return self._shown[1]
@@ -164,8 +164,8 @@ class Credentials:
         make = client_context if self.role == "device" else server_context
         return make(self.identity)
 
-    def _stamp(self) -> _Stamp:
-        """Changes when any of the files does; links are followed, as into a Kubernetes secret."""
+    def stamp(self) -> _Stamp:
+        """Another value once any of the files has changed; links are followed, as into a Kubernetes secret."""
         found: list[object] = []
         for path in (self.identity.cert, self.identity.key, self.identity.ca):
             try:
