@@ -14,7 +14,7 @@ from split.errors import Overloaded
 from split.wire.credit import cost
 from split.wire.frames import Buffer, FrameCutter
 from split.wire.limits import CONTROL_QUEUE_BYTES, FRAME_HEADER_BYTES, MAX_FRAME_BYTES, MESSAGE_OVERHEAD_BYTES
-from split.wire.messages import Message, Priority
+from split.wire.messages import Message, ModelChunk, Priority
 
 
 class Outgoing:
@@ -67,8 +67,13 @@ class Outbox:
             )
 
     def put(self, outgoing: Outgoing) -> None:
-        """Queue a message behind those of its priority, whatever waits already."""
-        self._queues[outgoing.priority].append(outgoing)
+        """Queue a message behind those of its priority, whatever waits already; the files of models behind all others
+        of theirs, so that no request waits for more of them than the piece that has begun."""
+        queue, behind = self._queues[outgoing.priority], 0
+        if not isinstance(outgoing.message, ModelChunk):
+            while behind < len(queue) and _may_wait(queue[-1 - behind]):
+                behind += 1
+        queue.insert(len(queue) - behind, outgoing)
         self._count(outgoing.priority, outgoing.left, MESSAGE_OVERHEAD_BYTES)
 
     def drop(self, unwanted: Callable[[Outgoing], bool], *, reset: bool) -> None:
@@ -133,3 +138,8 @@ class Outbox:
     def _count(self, priority: Priority, own_bytes: int, overhead_bytes: int) -> None:
         self.queued_bytes += own_bytes
         self._counted_bytes[priority is Priority.CONTROL] += own_bytes + overhead_bytes
+
+
+def _may_wait(outgoing: Outgoing) -> bool:
+    """A piece of a model that has not begun; in a queue, such pieces are the last."""
+    return isinstance(outgoing.message, ModelChunk) and not outgoing.begun

@@ -278,6 +278,31 @@ def test_what_is_urgent_overtakes_what_is_under_way_and_equals_keep_their_order(
     assert order == ["cancel", "urgent", "normal 1", "normal 2", "big"]
 
 
+def test_a_request_of_the_lowest_priority_waits_for_no_piece_of_a_model_but_the_one_that_has_begun() -> None:
+    left, right = pair()
+    pieces = [ModelChunk(digest="d", file="f", offset=at) for at in (0, 100, 200)]
+    for piece in pieces[:2]:
+        left.send(piece, [bytes(100)], priority=Priority.BULK)
+    first = left.next_frame()  # the first piece is under way
+    assert first is not None
+    for request in (infer("1"), infer("2")):
+        left.send(request, [bytes(100)], priority=Priority.BULK)
+    left.send(pieces[2], [bytes(100)], priority=Priority.BULK)
+    left.send(infer("3"), [bytes(100)], priority=Priority.BULK)
+    received = right.receive(b"".join([first, *drain(left)]))
+    assert [one.message for one in received] == [
+        pieces[0], infer("1"), infer("2"), infer("3"), pieces[1], pieces[2],
+    ]  # fmt: skip
+
+
+def test_what_is_received_says_with_which_priority_it_was_sent() -> None:
+    left, right = pair()
+    for priority in Priority:
+        left.send(infer(priority.name), priority=priority)
+    received = right.receive(b"".join(drain(left)))
+    assert [one.priority.name for one in received] == [one.message.request_id for one in received]  # type: ignore[union-attr]
+
+
 def test_data_to_send_stops_at_its_measure_but_gives_at_least_one_frame() -> None:
     left, _ = pair(SMALL_FRAMES)
     left.send(infer("a"), [bytes(1_000)])
