@@ -210,8 +210,10 @@ class Upload:
                 self._want(chunk)
         self.sources = frozenset(source.path for _, source in self._shared if source.path.parent != self.place)
         if len(self._ranges) > RANGES_MAX:
-            by_file = {one.file: [other for other in self._ranges if other.file == one.file] for one in self._ranges}
-            self._ranges = [_Range(file, some[0].at, some[-1].end) for file, some in by_file.items()]
+            spans: dict[int, _Range] = {}
+            for one in self._ranges:  # a file's follow one another
+                spans.setdefault(one.file, one).end = one.end
+            self._ranges = list(spans.values())
 
     def _want(self, chunk: Chunk) -> None:
         last = self._ranges[-1] if self._ranges else None

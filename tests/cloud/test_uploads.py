@@ -242,6 +242,31 @@ def test_a_scattered_difference_is_asked_for_in_a_bounded_number_of_ranges(
     assert model.bring(store) == sum(wanted.lengths)
 
 
+def test_where_there_are_too_many_ranges_each_file_is_asked_for_in_one(
+    store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cloud.uploads, "RANGES_MAX", 3)
+    sizes, here = (500, 500, 500), tmp_path / "here"
+    files = tuple((name, size, "0" * 64) for name, size in zip("abc", sizes, strict=True))
+    upload = cloud.uploads.Upload(files, here, moved_at_s=0.0)
+    here.mkdir()
+    held = {0: (100, 300), 2: (0, 400)}  # of file a two pieces, of b none, of c two
+    packed = b""
+    for index, name in enumerate("abc"):
+        data = bytearray(500)
+        for at in range(0, 500, 100):
+            piece = bytes([65 + index * 5 + at // 100]) * 100
+            packed += (100).to_bytes(4, "little") + hashlib.sha256(piece).digest()
+            if at in held.get(index, ()):
+                data[at : at + 100] = piece
+        (here / name).write_bytes(data)
+    upload.chunks = packed
+    wanted = upload.take_up(dict)
+    # a lacks [0, 100), [200, 300), [400, 500); b all of it; c [100, 400): five ranges are more than three.
+    assert wanted.missing == ((0, 0), (1, 0), (2, 100))
+    assert wanted.lengths == (500, 500, 300)
+
+
 def test_room_is_kept_for_what_comes_in_a_day_and_not_for_a_byte_a_minute(tmp_path: Path) -> None:
     now = [0.0]
     store = ModelStore(tmp_path / "models", budget_bytes=1_500_000, now_s=lambda: now[0])
