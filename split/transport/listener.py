@@ -58,7 +58,7 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         self._serving: set[asyncio.Task[None]] = set()
         self._strangers: dict[asyncio.Task[None], str] = {}
-        """Of those, the ones before their Hello, oldest first, and where they come from."""
+        """Of those, the ones without a place in a session, oldest first, and where they come from."""
         self._sessions: set[TlsChannel] = set()
         self._named: dict[tuple[str, str], TlsChannel] = {}
         """(device's name, session) → those of them that have a name and may get, or have, a second connection."""
@@ -137,9 +137,6 @@ class Listener:
             if isinstance(error, IdentityError):
                 await lane.gone()  # what it was told leaves first
             return
-        task = asyncio.current_task()
-        assert task is not None
-        self._strangers.pop(task, None)
         hello = lane.connection.peer_hello
         assert lane.peer is not None
         assert hello is not None
@@ -156,6 +153,7 @@ class Listener:
                 lane, where, "UNKNOWN_SESSION", "this device has no session of that name here with one connection"
             )
             return
+        self._is_no_stranger()
         channel.join(lane)
         lane.greet()
         await lane.ended()
@@ -172,6 +170,7 @@ class Listener:
             bound = f"{self._max_sessions} sessions are open here, the bound (limits.connections)"
             await self._turn_away(lane, where, "OVERLOADED", f"{bound}; try again later")
             return
+        self._is_no_stranger()
         channel = TlsChannel(lane)
         self._sessions.add(channel)
         if session:
@@ -187,6 +186,13 @@ class Listener:
                 await channel.close("this side is done with the connection")
             finally:
                 self._sessions.discard(channel)
+
+    def _is_no_stranger(self) -> None:
+        """The running connection has its place. Not before: what is turned away takes a moment to go, and a device that
+        comes again and again must not pile up."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._strangers.pop(task, None)
 
     async def _turn_away(self, lane: Lane, where: str, code: str, why: str) -> None:
         self._refuse(f"{where}: {why}")

@@ -22,7 +22,7 @@ from split.identity.certificates import Identity, issue, make_authority
 from split.identity.contexts import client_context
 from split.transport import listener as listening_side
 from split.transport.channel import Channel
-from split.transport.lane import WAITING_BYTES
+from split.transport.lane import WAITING_BYTES, Lane
 from split.transport.listener import Listener, listen
 from split.transport.tls import dial
 from split.wire.limits import MIB
@@ -295,6 +295,34 @@ async def test_strangers_who_say_nothing_keep_no_device_out(
             writer.close()
     assert not listener._serving
     assert not listener._strangers
+
+
+async def test_a_device_that_comes_again_and_again_while_it_is_turned_away_does_not_pile_up(
+    ours: dict[str, Identity], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each connection that is refused takes a moment to go: that, too, is in the bound of strangers."""
+    monkeypatch.setattr(listening_side, "MAX_STRANGERS", 4)
+    going = asyncio.Event()
+
+    async def lingering(self: Lane, code: str, why: str) -> None:
+        try:
+            await going.wait()
+        finally:
+            self.abort()
+            await self.gone()
+
+    monkeypatch.setattr(Lane, "refuse", lingering)
+    async with listening(ours["companion"], max_sessions=1) as listener:
+        first = await dial("127.0.0.1", listener.port, identity=ours["device"], hello=hello(), timeout_s=20)
+        again = [asyncio.create_task(refused(listener, ours["device"])) for _ in range(12)]
+        async with asyncio.timeout(15):
+            while sum(task.done() for task in again) < 8:  # noqa: ASYNC110 - sockets decide when
+                await asyncio.sleep(0)
+        going.set()
+        await asyncio.gather(*again)
+        first.send(infer("a"), [b"x"])
+        assert (await first.receive()).message == infer("a")
+        await first.close("done")
 
 
 # ---- the device's view of what cannot be reached
