@@ -25,7 +25,7 @@ import msgspec
 import psutil
 
 from agent.interfaces import source_towards
-from split.errors import ConnectionLost
+from split.errors import NotReached
 from split.plan.observation import Metered
 
 log = logging.getLogger(__name__)
@@ -39,10 +39,14 @@ EVERY_S: Final = 10.0
 """Between two looks at whether something is to be written down."""
 AHEAD_BYTES: Final = 1 << 20
 """What is written down in advance, at least: so an idle link costs a write each few hours."""
+PROBES_RATIO: Final = 0.1
+"""Of the cap at most this share goes to probes, spread over the month: 10 MB of 100 and not the 1.4 GB that the default
+of `link.probe_bytes_per_hour` comes to."""
 NEAR_RATIO: Final = 0.05
 """With less than this share of the cap left, nothing is spent on probes any more."""
 CLOCK_FLOOR_S: Final = 1_767_225_600.0
 """2026-01-01 at UTC: a clock before it was never set."""
+MONTH_HOURS: Final = 31 * 24
 MONTHS_KEPT: Final = 13
 UNDATED: Final = "undated"
 """The month of what was counted before the clock was ever set; joined to the first real one."""
@@ -120,8 +124,9 @@ class Meter:
         self._followed.append(_Followed(channel, interface or UNCERTAIN))
 
     def failed(self, error: Exception) -> None:
-        """No connection came of a dial: where the other side answered at all, that cost a handshake."""
-        if not isinstance(error, ConnectionLost):
+        """No connection came of a dial: where the other side answered at all, also by hanging up, that cost a
+        handshake."""
+        if not isinstance(error, NotReached):
             self._months_now()[UNCERTAIN] += DIAL_BYTES
 
     def settle(self) -> None:
@@ -156,7 +161,10 @@ class Meter:
         if left_bytes == 0:
             why = f"metered bytes used up: {_size(used_bytes, self.cap_bytes)} this month"
         return Metered(
-            left_bytes=left_bytes / WIRE_RATIO, used_up=why, may_probe=left_bytes >= NEAR_RATIO * self.cap_bytes
+            left_bytes=left_bytes / WIRE_RATIO,
+            used_up=why,
+            probe_bytes_per_hour=PROBES_RATIO * self.cap_bytes / MONTH_HOURS,
+            may_probe=left_bytes >= NEAR_RATIO * self.cap_bytes,
         )
 
     def _crosses_metered(self) -> bool:

@@ -382,6 +382,7 @@ class Planner:
         metered = self._metered()
         if not self._models or self._lost or self._silent or (metered is not None and not metered.may_probe):
             return 0
+        self._probing.spend_at_most(math.inf if metered is None else metered.probe_bytes_per_hour)
         return self._probing.wanted(self._link.estimate(now_s), surprised=self._link.surprised, now_s=now_s)
 
     # -- status -------------------------------------------------------------------------------------------------------

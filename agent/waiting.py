@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
@@ -26,6 +27,9 @@ from split.errors import CompanionRefused, ConnectionLost, IsthmusError, Overloa
 from split.tensor import Tensors
 from split.transport.channel import Buffer, Channel, Incoming
 from split.wire.messages import Cancel, Infer, Priority, Refused, Reply
+
+REPLY_SIZES_KEPT: Final = 1024
+"""Cuts whose replies' size is known: far more than are in use at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +90,9 @@ class Waiting:
         """By id: what this connection has still to answer."""
         self._lost: dict[str, _Request] = {}
         """What an earlier connection took with it and the next one may still answer."""
+        self._reply_bytes: dict[tuple[str, str], int] = {}
+        """What the last reply had, by model and cut: so much is on its way for each request that was sent, and is
+        neither seen by the meter yet nor free for others."""
 
     @property
     def unanswered(self) -> int:
@@ -140,10 +147,9 @@ class Waiting:
         if channel is None:
             raise ConnectionLost("there is no companion")
         ahead = self.ahead_bytes()
-        if why := self._planner.metered_why_not(
-            waiting.payload_bytes
-        ):  # others may have used up what was left when this was decided
-            raise Overloaded(why)
+        owed_bytes = sum(self._reply_bytes.get(_asks_for(one.message), 0) for one in (*self._sent.values(), waiting))
+        if why := self._planner.metered_why_not(waiting.payload_bytes + owed_bytes):
+            raise Overloaded(why)  # others may have used up what was left when this was decided
         try:
             channel.send(message, waiting.payload, priority=waiting.priority)
         except TooLarge as error:  # no mistake of the caller's: the device takes what the companion does not
@@ -171,7 +177,8 @@ class Waiting:
                 asked.reply.set_exception(error)
 
     def ahead_bytes(self) -> int:
-        """Unsent bytes of the requests that wait. Files of models queue too, but any request overtakes them."""
+        """Unsent bytes of the requests that wait. Files of models queue too, but any request overtakes all of them but
+        the piece that has begun."""
         if self._channel is None or not self._sent:
             return 0
         return min(self._channel.queued_bytes, sum(waiting.payload_bytes for waiting in self._sent.values()))
@@ -219,6 +226,9 @@ class Waiting:
         down_bytes = incoming.payload.nbytes
         network_ms = max((incoming.received_at_s - waiting.sent_at_s) * 1000 - reply.cloud_ms, 0.0)
         self._planner.observe_transfer(waiting.up_bytes, down_bytes, network_ms, _now())
+        if len(self._reply_bytes) >= REPLY_SIZES_KEPT:
+            self._reply_bytes.clear()
+        self._reply_bytes[_asks_for(waiting.message)] = down_bytes
         started_s = time.perf_counter()
         try:
             if (reply.cut, reply.codec) != (waiting.message.cut, waiting.message.codec):
@@ -266,6 +276,10 @@ class Waiting:
         for one in self._lost.values():
             one.asked.reply.set_exception(ConnectionLost(why))
         self._lost.clear()
+
+
+def _asks_for(message: Infer) -> tuple[str, str]:
+    return message.digest, message.cut
 
 
 def _now() -> float:

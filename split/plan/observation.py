@@ -53,6 +53,8 @@ class Metered:
     """Payload bytes, both ways together."""
     used_up: str = ""
     """A sentence where nothing is left; "" otherwise."""
+    probe_bytes_per_hour: float = math.inf
+    """What looking at the link may cost, beside the bound that holds for every link."""
     may_probe: bool = True
     """Whether enough is left to spend some on looking at the link."""
 

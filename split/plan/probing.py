@@ -37,12 +37,18 @@ class Probing:
     """`bytes_per_hour`: what probes and pings may cost together."""
 
     def __init__(self, bytes_per_hour: float) -> None:
+        self._bytes_per_hour = bytes_per_hour
         self._ping_room = _Room(bytes_per_hour / 2, PING_BURST_BYTES)
         self._probe_room = _Room(bytes_per_hour / 2, PROBE_BURST_BYTES)
         self._probed_at_s = -math.inf
         self._weighed_at_s = -math.inf
         """When the rate was last seen, or asked for."""
         self._decided_at_s = -math.inf
+
+    def spend_at_most(self, bytes_per_hour: float) -> None:
+        """From now on no more than this, nor than was said at first; `inf`: only that holds."""
+        for room in (self._ping_room, self._probe_room):
+            room.bytes_per_hour = min(bytes_per_hour, self._bytes_per_hour) / 2
 
     def connected(self) -> None:
         """A new connection: its rate is worth a look."""
@@ -96,15 +102,16 @@ class _Room:
     """A token bucket: bytes that may be spent, refilled at a steady rate, never more than a burst."""
 
     def __init__(self, bytes_per_hour: float, burst_bytes: float) -> None:
-        self._bytes_per_s = bytes_per_hour / 3600.0
-        self._most = min(burst_bytes, bytes_per_hour)
-        self._left = self._most
+        self.bytes_per_hour = bytes_per_hour
+        self._burst_bytes = burst_bytes
+        self._left = math.inf
         self._filled_at_s = -math.inf
 
     def take(self, cost: float, now_s: float) -> bool:
         """Spend it if it is there."""
-        refill = max(now_s - self._filled_at_s, 0.0) * self._bytes_per_s if self._bytes_per_s else 0.0
-        self._left, self._filled_at_s = min(self._most, self._left + refill), now_s
+        most = min(self._burst_bytes, self.bytes_per_hour)
+        refill = max(now_s - self._filled_at_s, 0.0) * self.bytes_per_hour / 3600.0 if self.bytes_per_hour else 0.0
+        self._left, self._filled_at_s = min(most, self._left + refill), now_s
         if cost > self._left:
             return False
         self._left -= cost

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.metering import AHEAD_BYTES, UNCERTAIN, Meter, interface_of, interface_towards
-from split.errors import ConnectionLost, IdentityError
+from split.errors import ConnectionLost, IdentityError, NotReached
 
 GB = 10**9
 
@@ -217,10 +217,13 @@ def test_a_dial_that_the_other_side_answered_and_refused_counts_and_one_into_the
     tmp_path: Path, clock: Clock
 ) -> None:
     meter = metered(tmp_path, clock)
-    meter.failed(ConnectionLost("nobody there"))
+    meter.failed(NotReached("TIMEOUT", "nobody there"))
     assert meter.used_bytes() == 0
     meter.failed(IdentityError("a wrong certificate"))
-    assert meter.used_bytes() > 2000
+    once = meter.used_bytes()
+    assert once > 2000
+    meter.failed(ConnectionLost("it hung up before its Hello"))
+    assert meter.used_bytes() == 2 * once
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b'{"months": {"2026-11": {"eth0": "many"}}}', b"[]"])
@@ -266,6 +269,12 @@ def test_near_the_cap_nothing_is_spent_on_looking_at_the_link(tmp_path: Path, cl
     assert not left.may_probe
     assert left.used_up == ""
     assert 0 < left.left_bytes < math.inf
+
+
+def test_of_a_cap_a_tenth_goes_to_looking_at_the_link_at_most(tmp_path: Path, clock: Clock) -> None:
+    left = metered(tmp_path, clock).left()
+    assert left is not None
+    assert left.probe_bytes_per_hour * 24 * 31 == pytest.approx(GB / 10)
 
 
 def test_what_was_written_in_advance_before_a_crash_counts_as_metered(tmp_path: Path, clock: Clock) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from typing import Any
 
 import msgspec
@@ -514,6 +515,23 @@ def test_under_traffic_that_stays_local_the_link_is_asked_twice_a_second() -> No
             sent += 1
             planner.observe_ping(1.0, now_s, padding_bytes=size)
     assert 15 <= sent <= 21
+
+
+@pytest.mark.parametrize("per_hour", [math.inf, 60_000.0, 5_000.0, 0.0])
+def test_on_a_metered_link_probes_cost_no_more_than_their_share_of_the_cap(per_hour: float) -> None:
+    """Ten hours of traffic that stays local: the rooms are full once at the beginning, the rest trickles in."""
+    planner = connected_planner(metered=lambda: Metered(left_bytes=1e12, probe_bytes_per_hour=per_hour))
+    spent = 0
+    for tick in range(4 * 36_000 // 10):
+        now_s = 2.0 + tick * 2.5
+        planner.decide("m", TENSOR, edge_queue_ms=0.0, now_s=now_s)
+        if size := planner.probe_wanted(now_s):
+            spent += size + 192  # PING_COST_BYTES without its own padding
+            planner.observe_ping(1.0, now_s, padding_bytes=size)
+    bound = min(per_hour, 2_000_000.0)  # the default of `link.probe_bytes_per_hour`
+    burst = min(bound, 4 * 32 * 1024 + 128 * 256)
+    assert spent <= 10 * bound + burst
+    assert spent >= 3 * bound
 
 
 def test_a_rate_that_is_unsure_is_worth_a_probe_of_weight() -> None:

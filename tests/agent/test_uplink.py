@@ -35,6 +35,7 @@ from split.errors import (
 )
 from split.graph.card import CutCard, ModelCard
 from split.ids import CutId, ModelDigest, ModelName
+from split.plan.observation import Metered
 from split.plan.plan import Placement, Plan, RequestFacts
 from split.profiles.contract import Contract, Data
 from split.profiles.measured import CodecCosts, CutCosts, ModelProfile
@@ -207,9 +208,12 @@ class World:
     refused: set[str] = field(default_factory=set)
     wrong: set[str] = field(default_factory=set)
     """Addresses at which somebody else answers."""
+    identity_is: str = ""
+    """What the device's identity files hold."""
     handshake_s: float = 0.0
     delay_s: float = 0.0
     """One way, for what companions say."""
+    metered: Metered | None = None
     dialled: list[tuple[float, str]] = field(default_factory=list)
     connected: list[tuple[str, MemoryChannel, MemoryChannel]] = field(default_factory=list)
     """Address, the device's end, the companion's."""
@@ -217,13 +221,14 @@ class World:
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.planner = Planner()
+        self.planner = Planner(metered=lambda: self.metered)
         self.uplink = Uplink(
             companions=self.companions,
             dial=self.dial,
             planner=self.planner,
             golden=Golden(),  # type: ignore[arg-type]  # the same methods, nothing runs
             backoff=Backoff(draw=lambda: self.draw),
+            identity_is=lambda: self.identity_is,
         )
         self.ids = itertools.count(1)
 
@@ -824,6 +829,22 @@ async def test_a_wrong_certificate_waits_out_its_minute_however_often_the_networ
         assert [address for _, address in world.dialled].count(HOST) > 50
 
 
+@story
+async def test_with_another_certificate_the_minute_of_the_wrong_one_is_over_at_once(tmp_path: Path) -> None:
+    world = World(tmp_path, wrong={HOST})
+    async with running(world):
+        await asyncio.sleep(20.0)
+        assert len(world.dialled) == 1
+        world.identity_is = "renewed"
+        await asyncio.sleep(1.5)
+        assert len(world.dialled) == 2
+        await asyncio.sleep(40.0)
+        assert len(world.dialled) == 2  # that one is wrong, too, and waits its own minute
+        world.wrong.clear()
+        world.identity_is = "renewed again"
+        await world.until(lambda: world.uplink.state == "connected", within_s=1.5)
+
+
 @pytest.mark.parametrize("why", ["TIMEOUT", "REFUSED", "SECURITY"])
 def test_o_wi_17_a_port_that_opens_after_a_minute_is_used_and_until_then_the_reason_is_shown(
     tmp_path: Path, why: str
@@ -1173,6 +1194,24 @@ async def test_requests_wait_behind_those_before_them_and_not_behind_the_files_o
         device.thaw()
         await asyncio.sleep(0.01)
         assert ahead() == 0
+
+
+@story
+async def test_the_replies_that_requests_under_way_will_bring_are_not_promised_to_others(tmp_path: Path) -> None:
+    """Three requests of 100 bytes each and replies of `answered` bytes, with just enough left for two of them."""
+    async with running(World(tmp_path)) as world:
+        await world.until(lambda: world.opened() == set(CUTS))
+        first = world.ask()
+        world.answer("1")
+        answered = sum(map(len, encode(GOLDEN, "raw")))
+        await first
+        world.metered = Metered(left_bytes=100 + 2 * answered)
+        world.ask()
+        world.ask()
+        with pytest.raises(Overloaded, match=f"would move {100 + 3 * answered} bytes"):
+            world.ask()
+        world.uplink.abandon("2")
+        world.ask()
 
 
 @story
