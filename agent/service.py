@@ -169,6 +169,7 @@ class DaemonService:
                     "reason": entry.reason,
                     "progress": entry.progress,
                     "profiled": bool(drift),
+                    "cuts_note": entry.model.card.note if entry.model is not None else "",
                     "placements": self._journal.placements(entry.name),
                     "p50_ms": self._journal.p50_ms(entry.name),
                     **drift,

@@ -61,7 +61,7 @@ def _table(found: dict[str, Any], path: Path) -> str:
     own = _raw_bytes(found["inputs"])
     lines.append(_row("input", 0, 0.0, [_kb(own), "", ""], found["inputs"]))
     if not found["cuts"]:
-        return "\n".join([*lines, f"no cuts: {found['no_cuts_reason']}"])
+        return "\n".join([*lines, f"no cuts: {found['no_cuts_reason']}", *_note(found)])
     for cut in found["cuts"]:
         sizes = [_kb(cut["bytes"][codec]) for codec in _CODECS]
         lines.append(_row(cut["id"], cut["nodes"], cut["compute_share"], sizes, cut["boundary"]))
@@ -74,7 +74,11 @@ def _table(found: dict[str, Any], path: Path) -> str:
         )
     if found["beyond_limit"]:
         lines.append(f"{found['beyond_limit']} more cuts that trade compute for bytes found no room")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_note(found)])
+
+
+def _note(found: dict[str, Any]) -> list[str]:
+    return [f"the model is cut as it stands in the file: {found['note']}"] if found["note"] else []
 
 
 def _row(name: str, nodes: int, share: float, sizes: list[str], specs: list[dict[str, Any]]) -> str:

@@ -172,6 +172,9 @@ def _table(card: ModelCard, profile: ModelProfile) -> Iterator[str]:
     if card.no_cuts_reason:
         yield ""
         yield f"no cuts: {card.no_cuts_reason}"
+    if card.note:
+        yield ""
+        yield f"the model is cut as it stands in the file: {card.note}"
 
 
 def _payloads(profile: ModelProfile) -> Sequence[tuple[str, Sequence[CodecCosts]]]:

@@ -16,7 +16,7 @@ from split.graph.growth import Growth
 from split.ids import CutId, ModelDigest
 from split.tensor import TensorSpec
 
-CARD_VERSION = 8
+CARD_VERSION = 9
 
 
 class CutCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +70,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """(bytes, sha256 hex) of each file the workbench wrote beside this card: a damaged one is made again."""
     no_cuts_reason: str = ""
     """Why `cuts` is empty, as a sentence; empty when it is not."""
+    note: str = ""
+    """Why there are fewer cuts than there could be, as a sentence; empty where nothing stood in the way."""
 
     def cut(self, wanted: CutId) -> CutCard:
         """The candidate of that id; CutRefused when it is none of this model's."""

@@ -15,12 +15,11 @@ from typing import Final
 import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # ships no stubs
-from onnx import inliner
 
 from split.errors import InvalidModel
 from split.graph.card import digest_of_files
 from split.graph.model import Model, build_model
-from split.graph.step import STEP_S, StepFailed, attempt
+from split.graph.step import INLINE, STEP_S, StepFailed, attempt
 from split.ids import ModelDigest
 
 log = logging.getLogger(__name__)
@@ -40,7 +39,7 @@ def load_model(path: Path, *, step_limit_s: float = STEP_S) -> Model:
 
     Model-local functions are inlined, large Constant nodes become initializers, nodes may come in any order. Inlining
     is given `step_limit_s` seconds; where it does not succeed, the model is used as it stands in the file, with a
-    warning.
+    warning and a note.
     InvalidModel when the file is missing, empty, truncated or no ONNX model, when external data is missing, too short
     or outside of the folder, when the graph is cyclic or names what nothing makes, and when a public input or output
     is not a tensor of a supported type.
@@ -48,16 +47,19 @@ def load_model(path: Path, *, step_limit_s: float = STEP_S) -> Model:
     proto = _read(path)
     digest, files = _digest(path, proto)
     why_not = "the model holds sparse initializers" if proto.graph.sparse_initializer else ""
+    note = ""
     if proto.functions:
         _check_expansion(proto, path)
-        proto = _inlined(proto, path, step_limit_s)
+        proto, note = _inlined(proto, step_limit_s)
+        if note:
+            log.warning("%s: %s", path, note)
     try:
         model = ir.serde.deserialize_model(proto)
     except Exception as error:  # onnx-ir raises whatever its parsing meets
         raise InvalidModel(f"{path} is no usable ONNX model: {_root_cause(error)}") from error
     for tensor in _external_tensors(model):
         tensor.base_dir = path.parent
-    return build_model(model, path=path, digest=digest, files=files, no_cuts_reason=why_not)
+    return build_model(model, path=path, digest=digest, files=files, no_cuts_reason=why_not, note=note)
 
 
 def model_digest(path: Path) -> tuple[ModelDigest, tuple[File, ...]]:
@@ -181,20 +183,18 @@ def _check_expansion(proto: onnx.ModelProto, path: Path) -> None:
         )
 
 
-def _inlined(proto: onnx.ModelProto, path: Path, limit_s: float) -> onnx.ModelProto:
-    """Without model-local functions; where they cannot be inlined, each call stays one node."""
+def _inlined(proto: onnx.ModelProto, limit_s: float) -> tuple[onnx.ModelProto, str]:
+    """Without model-local functions; where they cannot be inlined, as it is, each call one node, and why."""
     inlined = onnx.ModelProto()
     try:
-        inlined.ParseFromString(
-            attempt(lambda: inliner.inline_local_functions(proto).SerializeToString(), limit_s=limit_s)
-        )
+        inlined.ParseFromString(attempt(INLINE, proto.SerializeToString(), limit_s=limit_s))
     except StepFailed as why:
-        log.warning("%s: its local functions stay whole, they cannot be inlined: %s", path, why)
-        return proto
+        return proto, f"its local functions stay whole, they cannot be inlined: {why}"
+    except DecodeError:
+        return proto, "its local functions stay whole, what inlining made of it cannot be read"
     if _public_names(inlined) != _public_names(proto):
-        log.warning("%s: its local functions stay whole, inlining changed its inputs or outputs", path)
-        return proto
-    return inlined
+        return proto, "its local functions stay whole, inlining changed its inputs or outputs"
+    return inlined, ""
 
 
 def _public_names(proto: onnx.ModelProto) -> list[str]:

@@ -81,6 +81,8 @@ class Model:
     values: dict[str, ir.Value]
     """Model inputs and what the nodes make, by name."""
     no_cuts_reason: str = ""
+    note: str = ""
+    """What the one who made the model should know of how it was read, as a sentence; "" where there is nothing."""
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Real shapes at the dims one works with, by name; filled by the workbench."""
     _specs: dict[str, TensorSpec | str] = field(default_factory=dict)
@@ -158,7 +160,13 @@ class Model:
 
 
 def build_model(
-    source: ir.Model, *, path: Path, digest: ModelDigest, files: tuple[tuple[str, int, str], ...], no_cuts_reason: str
+    source: ir.Model,
+    *,
+    path: Path,
+    digest: ModelDigest,
+    files: tuple[tuple[str, int, str], ...],
+    no_cuts_reason: str,
+    note: str,
 ) -> Model:
     """Look through a deserialised model; see `load.load_model`, which is the way in."""
     for graph in [source.graph, *(g for g in source.graphs() if g is not source.graph)]:
@@ -193,6 +201,7 @@ def build_model(
         constant_nodes=tuple(constant_nodes),
         values=values,
         no_cuts_reason=no_cuts_reason or blank or ("" if len(nodes) > 1 else "the model has fewer than two nodes"),
+        note=note,
     )
     model.inputs = tuple(model._public(name, "input") for name in inputs)
     for name in model.output_names:

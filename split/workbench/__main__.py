@@ -191,6 +191,7 @@ def _cuts(parsed: argparse.Namespace) -> None:
 
 
 def _check(parsed: argparse.Namespace) -> None:
+    from split.profiles.contract import contract_beside
     from split.workbench.check import check_cuts
     from split.workbench.golden import inputs_beside
     from split.workbench.inputs import read_inputs
@@ -200,6 +201,7 @@ def _check(parsed: argparse.Namespace) -> None:
         parsed.model,
         cuts,
         inputs=read_inputs(parsed.inputs) or inputs_beside(parsed.model),
+        contract=contract_beside(parsed.model),
         outputs_dir=parsed.outputs,
         on_progress=_say_progress,
     )

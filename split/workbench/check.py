@@ -12,15 +12,16 @@ from typing import Any, Literal
 import numpy as np
 
 from split.errors import CutRefused, EngineFailed, InvalidRequest, IsthmusError
-from split.graph.candidates import candidates
 from split.graph.cuts import Cut, all_prefix_cuts
 from split.graph.load import load_model
 from split.graph.model import Model
 from split.graph.partition import share_weights, write_parts
+from split.profiles.contract import Contract
+from split.profiles.demands import demands_of
 from split.runtime.engine import Engine
 from split.runtime.segment import OrtEngine
 from split.tensor import Array, Tensors, relative_difference
-from split.workbench.cut import settle
+from split.workbench.cut import candidate_cuts, settle
 
 CheckedCut = dict[str, Any]
 """`{"id", "legal", "reason", "boundary": [names], "max_abs", "max_rel"}`; the differences are None for a refused cut
@@ -32,15 +33,17 @@ def check_cuts(
     cuts: Literal["candidates", "all"] | Sequence[str] = "candidates",
     *,
     inputs: Tensors | None = None,
+    contract: Contract | None = None,
     outputs_dir: Path | None = None,
     threads: int = 1,
     on_progress: Callable[[str, float], None] = lambda stage, ratio: None,
 ) -> list[CheckedCut]:
     """Run each cut's halves one after the other and compare with the whole on the same inputs (golden ones by default).
 
-    `cuts`: `candidates`, `all` (every boundary of a topological order, refused ones with the reason) or ids out of
-    these. `outputs_dir` keeps each cut's outputs as `ID.npz`. InvalidModel when the whole cannot be opened,
-    EngineFailed when it does not run on these inputs, CutRefused for an id this model does not have.
+    `cuts`: `candidates` (those that `isthmus cuts` lists with these inputs and this contract), `all` (every boundary of
+    a topological order, refused ones with the reason) or ids out of these. `outputs_dir` keeps each cut's outputs as
+    `ID.npz`. InvalidModel when the whole cannot be opened, EngineFailed when it does not run on these inputs,
+    CutRefused for an id this model does not have.
     """
     engine = OrtEngine()
     on_progress("read", 0.0)
@@ -51,7 +54,8 @@ def check_cuts(
         folder = Path(name)
         share_weights(model, folder)
         feeds = settle(model, folder, inputs=inputs)
-        chosen = _chosen(model, cuts)
+        asked = demands_of(contract, [spec.name for spec in model.inputs])
+        chosen = _chosen(model, cuts, lambda: candidate_cuts(model, feeds, asked).cuts)
         whole = engine.open(model_path, threads=threads)
         try:
             expected = whole.run(feeds, model.output_names)
@@ -91,13 +95,15 @@ def run_halves(model: Model, cut: Cut, engine: Engine, folder: Path, feeds: Tens
     return {name: made[name] for name in model.output_names}
 
 
-def _chosen(model: Model, cuts: Literal["candidates", "all"] | Sequence[str]) -> list[Cut]:
+def _chosen(
+    model: Model, cuts: Literal["candidates", "all"] | Sequence[str], candidates: Callable[[], Sequence[Cut]]
+) -> list[Cut]:
     if cuts == "candidates":
-        return candidates(model)
+        return list(candidates())
     everywhere = all_prefix_cuts(model)
     if cuts == "all":
         return everywhere
-    known = {cut.id: cut for cut in (*everywhere, *candidates(model))}
+    known = {cut.id: cut for cut in (*everywhere, *candidates())}
     unknown = [cut for cut in cuts if cut not in known]
     if unknown:
         raise CutRefused(f"cut {unknown[0]} is none of {model.path.name}; `isthmus check --cuts all` lists them all")

@@ -86,7 +86,7 @@ def prepare(
     on_progress("shapes", 0.3)
     feeds = settle(model, folder, dims=dims, inputs=inputs)
     asked = demands_of(contract, [spec.name for spec in model.inputs])
-    cuts = _candidates(model, feeds, asked).cuts
+    cuts = candidate_cuts(model, feeds, asked).cuts
     on_progress("sizes", 0.35)
     grows = _growth(model, cuts, feeds, folder)
     for done, cut in enumerate(cuts):
@@ -108,7 +108,8 @@ def part(model_path: Path, folder: Path, cut: CutId, node_bitmap: str) -> CutCar
     model = load_model(model_path)
     found = cut_from_mask(model, mask_of(node_bitmap))
     if found.id != cut:
-        raise CutRefused(f"the node bitmap of cut {cut} means {found.id} in {model.digest}; the models differ")
+        here = f" (here {model.note})" if model.note else ""
+        raise CutRefused(f"the node bitmap of cut {cut} means {found.id} in {model.digest}; the models differ{here}")
     folder.mkdir(parents=True, exist_ok=True)
     share_weights(model, folder)
     if any(name in model.unknown for name in found.boundary):
@@ -148,6 +149,7 @@ def describe(model: Model, cuts: Sequence[Cut], asked: ContractDemands = NOTHING
         integer=computes_in_integers(model),
         cuts=tuple(cut_card(model, cut, share) for cut, share in zip(cuts, shares, strict=True)),
         no_cuts_reason="" if cuts else _why_none(model, asked),
+        note=model.note,
         demands=str(asked),
     )
 
@@ -158,7 +160,8 @@ def list_cuts(model_path: Path, *, inputs: Tensors | None = None, contract: Cont
     `bytes` is the payload of one request (boundary and the inputs the tail needs) for each codec, at the shapes of
     `inputs`, or with 1 for symbolic dims. Beside: the model's `inputs`, its number of `nodes`, and `along`, one
     `[nodes, compute share, bytes uncoded]` for each legal boundary of a topological order; `dropped` and
-    `beyond_limit`, what the search gave up (`candidates.Candidates`). Errors as in `prepare`.
+    `beyond_limit`, what the search gave up (`candidates.Candidates`); `no_cuts_reason` and
+    `note` as in the card. Errors as in `prepare`.
     """
     model = load_model(model_path)
     with tempfile.TemporaryDirectory(prefix="isthmus-cuts-") as name:
@@ -166,7 +169,7 @@ def list_cuts(model_path: Path, *, inputs: Tensors | None = None, contract: Cont
         share_weights(model, folder)
         feeds = settle(model, folder, inputs=inputs)
     asked = demands_of(contract, [spec.name for spec in model.inputs])
-    found = _candidates(model, feeds, asked)
+    found = candidate_cuts(model, feeds, asked)
     cuts = found.cuts
     everywhere = all_prefix_cuts(model)
     return {
@@ -180,6 +183,7 @@ def list_cuts(model_path: Path, *, inputs: Tensors | None = None, contract: Cont
         ],
         "inputs": [_plain(spec) for spec in _real(model, [spec.name for spec in model.inputs])],
         "no_cuts_reason": "" if cuts else _why_none(model, asked),
+        "note": model.note,
         "dropped": found.dropped,
         "beyond_limit": found.beyond_limit,
         "cuts": [
@@ -245,8 +249,8 @@ def settle(
     return feeds
 
 
-def _candidates(model: Model, feeds: Tensors, asked: ContractDemands) -> Candidates:
-    """At the sizes one works with, and for a dynamic model at others."""
+def candidate_cuts(model: Model, feeds: Tensors, asked: ContractDemands) -> Candidates:
+    """Of a settled model, at the sizes one works with (those of `feeds`), and for a dynamic model at others."""
     demands = Demands(
         weight_bytes_max=asked.memory_bytes,
         depth_min_ratio=asked.depth_min_ratio,

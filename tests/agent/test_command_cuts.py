@@ -146,7 +146,7 @@ def test_the_table_says_what_the_search_gave_up(
 
     def write_result(command: list[str], **_: object) -> None:
         found = {"digest": "sha256:0", "nodes": 2, "along": [], "inputs": [spec], "no_cuts_reason": "", "cuts": [cut]}
-        text = json.dumps(found | {"dropped": 12345, "beyond_limit": 3})
+        text = json.dumps(found | {"dropped": 12345, "beyond_limit": 3, "note": "its functions stay whole"})
         Path(command[command.index("--out") + 1]).write_text(text)
 
     monkeypatch.setattr(cuts, "run_child_sync", write_result)
@@ -154,6 +154,7 @@ def test_the_table_says_what_the_search_gave_up(
     shown = capsys.readouterr().out
     assert "12,345 partial cuts given up" in shown
     assert "3 more cuts that trade compute for bytes found no room" in shown
+    assert shown.endswith("the model is cut as it stands in the file: its functions stay whole\n")
 
 
 def test_a_plot_is_a_picture_of_a_thousand_by_six_hundred(model: Path, tmp_path: Path) -> None:

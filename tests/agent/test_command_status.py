@@ -17,6 +17,12 @@ def test_cuts_that_are_not_open_stand_below_their_model_with_the_reason() -> Non
     assert second.strip() == "cut b2 is not open at the companion: the companion computes this cut differently"
 
 
+def test_a_model_that_is_cut_as_it_stands_in_the_file_says_why() -> None:
+    *_, row, note = _lines({"models": [{"name": "net", "state": "READY", "cuts_note": "its functions stay whole"}]})
+    assert row.startswith("net")
+    assert note.strip() == "cut as it stands in the file: its functions stay whole"
+
+
 def test_companions_that_cannot_be_reached_stand_below_the_one_in_use_with_the_reason() -> None:
     unreached = {"address": "b:1", "code": "SECURITY", "reason": "of another CA", "next_try_s": 58.2}
     lines = list(_lines({"companion": {"address": "a:1", "state": "connected", "unreached": [unreached]}}))

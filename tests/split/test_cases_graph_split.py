@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx.inliner
 import onnx.parser
 import pytest
 
@@ -25,7 +22,7 @@ from split.graph.step import STEP_S
 from split.runtime.segment import OrtEngine, runtime
 from split.tensor import Array, Tensors, TensorSpec
 from split.workbench.check import run_halves
-from split.workbench.cut import prepare, settle
+from split.workbench.cut import describe, prepare, settle
 
 Load = Callable[[str], Model]
 
@@ -305,50 +302,46 @@ WITH_FUNCTION = """<ir_version: 8, opset_import: ["" : 18, "local" : 1]>
     <domain: "local", opset_import: ["" : 18]> Twice (u) => (v) { v = Add(u, u) }"""
 
 
-def renamed(proto: onnx.ModelProto) -> onnx.ModelProto:
-    changed = onnx.ModelProto()
-    changed.CopyFrom(proto)
-    changed.graph.output[0].name = changed.graph.node[-1].output[0] = "z"
-    return changed
-
-
-def failing(proto: onnx.ModelProto) -> onnx.ModelProto:
-    raise RuntimeError("cannot")
-
-
-def hanging(proto: onnx.ModelProto) -> onnx.ModelProto:
-    signal.sigwait([signal.SIGUSR1])  # which nobody sends
-    return proto
-
-
-def crashing(proto: onnx.ModelProto) -> onnx.ModelProto:
-    os.kill(os.getpid(), signal.SIGKILL)
-    return proto
+FAILING = """raise RuntimeError("cannot")"""
+HANGING = """
+import signal
+signal.sigwait([signal.SIGUSR1])  # which nobody sends"""
+CRASHING = """
+import os, signal
+os.kill(os.getpid(), signal.SIGKILL)"""
+RENAMING = """
+from onnx import ModelProto
+model = ModelProto.FromString(data)
+model.graph.output[0].name = model.graph.node[-1].output[0] = "z"
+result = model.SerializeToString()"""
+BROKEN = """result = b"no model" """
 
 
 @pytest.mark.parametrize(
     ("step", "reason"),
     [
-        (failing, "they cannot be inlined: RuntimeError: cannot"),
-        (hanging, "they cannot be inlined: that did not end within 0.1 s"),
-        (renamed, "inlining changed its inputs or outputs"),
-        (crashing, "they cannot be inlined: the process that tried it ended with SIGKILL"),
+        (FAILING, "they cannot be inlined: RuntimeError: cannot"),
+        (HANGING, "they cannot be inlined: that did not end within 0.1 s"),
+        (RENAMING, "inlining changed its inputs or outputs"),
+        (CRASHING, "they cannot be inlined: the process that tried it ended with SIGKILL"),
+        (BROKEN, "what inlining made of it cannot be read"),
     ],
 )
 def test_o_gs_13_an_optional_step_that_fails_hangs_or_changes_the_names_leaves_the_model_as_it_is(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    step: Callable[[onnx.ModelProto], onnx.ModelProto],
+    step: str,
     reason: str,
 ) -> None:
-    monkeypatch.setattr(onnx.inliner, "inline_local_functions", step)
+    monkeypatch.setattr("split.graph.load.INLINE", step)
     path = tmp_path / "model.onnx"
     onnx.save(onnx.parser.parse_model(WITH_FUNCTION), path)
-    model = load_model(path, step_limit_s=0.1 if step is hanging else STEP_S)
+    model = load_model(path, step_limit_s=0.1 if step is HANGING else STEP_S)
     share_weights(model, tmp_path)
     settle(model, tmp_path)
     assert caplog.messages == [f"{path}: its local functions stay whole, {reason}"]
+    assert describe(model, []).note == f"its local functions stay whole, {reason}"
     assert (STEP_S, model.output_names, len(model.nodes)) == (10.0, ("y",), 2)
     legal = [cut for cut in all_prefix_cuts(model) if cut.legal]
     assert legal

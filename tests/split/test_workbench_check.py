@@ -13,8 +13,10 @@ import pytest
 from split.errors import CutRefused, EngineFailed, InvalidModel, InvalidRequest
 from split.graph.cuts import Cut
 from split.graph.model import Model
+from split.profiles.contract import Contract, Data
 from split.workbench import check
 from split.workbench.check import check_cuts, write_npz
+from split.workbench.cut import list_cuts
 from split.workbench.inputs import read_inputs
 
 TEXT = """<ir_version: 8, opset_import: ["" : 18]>
@@ -46,6 +48,34 @@ def test_chosen_ids_are_checked_and_unknown_ones_refused(model: Path) -> None:
     assert [cut["id"] for cut in check_cuts(model, [wanted])] == [wanted]
     with pytest.raises(CutRefused, match=r"cut nonsense is none of model\.onnx"):
         check_cuts(model, ["nonsense"])
+
+
+GATHERED = """<ir_version: 8, opset_import: ["" : 18]>
+    g (float[1, n, 64] x) => (float[1, 64, 1] y)
+    <float[64, 2048] W, float[2048, 2] A, float[2, 64] B, float[64, 64] C>
+    {
+      w = MatMul(x, W)  a = MatMul(w, A)  b = MatMul(a, B)  t = Transpose<perm = [0, 2, 1]>(b)
+      m = GlobalMaxPool(t)  y = MatMul(C, m)
+    }"""
+"""Narrow at once, but as long as the text; gathered over it in the end, which is narrower only where it is long."""
+
+
+def test_the_candidates_are_those_that_are_listed_of_other_sizes_and_for_the_contract_too(tmp_path: Path) -> None:
+    path, random = tmp_path / "model.onnx", np.random.default_rng(1)
+    proto = onnx.parser.parse_model(GATHERED)
+    for value in proto.graph.value_info:
+        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        weight = random.normal(0, 0.1, shape).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, value.name))
+    del proto.graph.value_info[:]
+    onnx.save(proto, path)
+    for contract in (None, Contract(data=Data(depth_min_ratio=0.99))):
+        listed = list_cuts(path, contract=contract)["cuts"]
+        found = check_cuts(path, contract=contract)
+        assert [cut["id"] for cut in found] == [cut["id"] for cut in listed]
+        assert all(cut["legal"] and cut["max_rel"] <= 1e-5 for cut in found)
+        assert (["a"] in [cut["boundary"] for cut in found]) == (contract is None)
+        assert ["m"] in [cut["boundary"] for cut in found]
 
 
 def test_a_half_that_computes_something_else_is_found_out(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
