@@ -52,6 +52,10 @@ class Holding:
         room.held_bytes += more
         self._held_bytes += more
 
+    def beside(self) -> Holding:
+        """For a part of the request, whose inputs are held here already."""
+        return Holding(self._room, 0)
+
     def release(self) -> None:
         """Give it all back."""
         self._room.held_bytes -= self._held_bytes
@@ -74,6 +78,8 @@ class InferenceRequest:
     deadline_at_s: float
     holding: Holding
     """Its bytes; whoever makes more of the request says so here."""
+    part: int = 0
+    """Of a request that is served in parts, how many go before this one."""
     priority: int = 0
     """As Triton has it: 1 is the highest, 0 the default. The link heeds it; the worker goes by deadlines."""
 

@@ -239,4 +239,5 @@ def as_json(estimate: PlanEstimate) -> dict[str, Any]:
         "fidelity": estimate.fidelity,
         "allowed": estimate.allowed,
         "why_not": estimate.why_not or None,
+        "parts": estimate.parts,
     }

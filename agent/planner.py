@@ -330,10 +330,11 @@ class Planner:
             if codec == "encoded":
                 model.cloud_image.observe(cloud_decode_ms, model.cloud_image_ms)
 
-    def observe_cloud(self, name: str, plan: Plan, queue_ms: float, tail_ms: float | None) -> None:
-        """A reply told how long this plan's rest waited and computed at the companion (None: at sizes that tell
-        nothing); it was observed as a transfer just before, which says when."""
-        self._queue.observe(queue_ms, self._heard_at_s)
+    def observe_cloud(self, name: str, plan: Plan, queue_ms: float | None, tail_ms: float | None) -> None:
+        """A reply told how long this plan's rest waited (None: for earlier parts of its own request) and computed at
+        the companion (None: at sizes that tell nothing); it was observed as a transfer just before, which says when."""
+        if queue_ms is not None:
+            self._queue.observe(queue_ms, self._heard_at_s)
         model = self._models.get(name)
         if tail_ms is None or model is None or plan not in model.table.row_of or plan.placement is Placement.LOCAL:
             return

@@ -1,7 +1,7 @@
 """One request, from admitted to answered. Open this file first.
 
     decide ─┬─ local    whole model on the worker
-            ├─ split    head on the worker → encode → companion runs the tail → reply
+            ├─ split    head on the worker → encode → companion runs the tail → reply (a batch: in parts, parts.py)
             └─ offload  the input travels  → companion runs it all          → reply
                    └─ late or failed: what is missing runs here, from the boundary that is already there
 
@@ -19,6 +19,7 @@ from agent.compute import Compute, Job
 from agent.intake import InferenceRequest
 from agent.journal import Journal, Outcome, answered_entry
 from agent.lateness import Lateness
+from agent.parts import in_parts
 from agent.planner import Planner
 from agent.stages import Finished, Prepared, finish, prepare, whole
 from agent.uplink import Uplink
@@ -111,6 +112,8 @@ class Serve:
         return image_ms + compute_ms + model.activation_ms(cut) * self._compute.slowdown
 
     async def _carry_out(self, request: InferenceRequest, decision: Decision) -> Outcome:
+        if decision.chosen.parts > 1:
+            return await in_parts(request, decision, self._carry_out)
         plan, prepared = decision.chosen.plan, Prepared.nothing(request)
         if plan.placement is Placement.LOCAL:
             wished = request.facts.mode
@@ -304,7 +307,8 @@ class Serve:
     ) -> Outcome:
         plan, reply = decision.chosen.plan, remote.reply
         tail_ms = self._as_profiled_ms(request, plan, "tail", reply.tail_ms)
-        self._planner.observe_cloud(request.model.name, plan, reply.queue_ms, tail_ms)
+        queue_ms = reply.queue_ms if request.part == 0 else None
+        self._planner.observe_cloud(request.model.name, plan, queue_ms, tail_ms)
         await self._compute.hold(remote.decode_ms)
         stages_ms = prepared.stages_ms | {
             "network": remote.network_ms,

@@ -17,7 +17,7 @@ import msgspec
 
 from split.codec.image import ImageSpec
 from split.graph.card import CutCard, ModelCard
-from split.graph.growth import OpenDim, open_dims
+from split.graph.growth import OpenDim, batch_dim, open_dims
 from split.ids import CutId, ModelDigest, ModelName
 from split.oip.infer import plain_shape
 from split.plan.plan import Placement
@@ -83,6 +83,11 @@ class ServedModel:
     def open_dims(self) -> tuple[OpenDim, ...]:
         """What of the inputs' shapes a request decides."""
         return open_dims(self.card.inputs)
+
+    @cached_property
+    def batch_dim(self) -> int | None:
+        """Number of the open dim that is a batch (`graph.growth.batch_dim`)."""
+        return batch_dim(self.card.inputs, self.card.outputs)
 
     @property
     def measured_cuts(self) -> list[CutCard]:

@@ -33,6 +33,7 @@ BENCHES: Final = {
     "memory": "copies of the weights, a daemon without models, many shapes, what is kept",
     "fault": "the companion killed, silent or restarted, the device roaming: late, lost, wrong, twice",
     "activate": "until a segment can be used, cached and not",
+    "pipeline": "requests per second / what the slowest stage allows, with each stage in turn the slowest",
     "fuzz": "random models, every cut's halves against the whole; what is refused and why",
     "channel": "what the TLS channel makes of an emulated link, and of the loopback",
     "zoo": "ten real models of ten kinds: where they may be cut, and every checked cut against the whole",

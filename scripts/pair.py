@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -44,12 +45,22 @@ def free_port() -> int:
 class Pair:
     """Companions and link run from the start; `start_agent` starts the device with its speed. Companion 0 is the one
     behind the link. What an earlier pair left in `folder` (identities, models, profiles) is used again. `host`: where
-    companions listen."""
+    companions listen. `cores`: the processors that a program (`agent`, `companion`) may use, as a machine of its own
+    has; all where it says nothing."""
 
-    def __init__(self, folder: Path, models: Path, *, companions: int = 1, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        models: Path,
+        *,
+        companions: int = 1,
+        host: str = "127.0.0.1",
+        cores: Mapping[str, set[int]] | None = None,
+    ) -> None:
         self.folder = folder
         self.models = models
         self._host = host
+        self._cores = cores or {}
         self.agent_port = free_port()
         self._companion_ports = [free_port() for _ in range(companions)]
         self._processes: dict[str, subprocess.Popen[str]] = {}
@@ -230,6 +241,8 @@ class Pair:
     def _start(self, name: str, command: Sequence[str]) -> None:
         with (self.folder / f"{name}.log").open("a") as log:
             self._processes[name] = subprocess.Popen(command, stdout=log, stderr=log, text=True)
+        if name in self._cores:  # long before the interpreter is up and counts them
+            os.sched_setaffinity(self._processes[name].pid, self._cores[name])
 
     def _wait(self, name: str, up: Callable[[], bool], *, timeout_s: float = START_TIMEOUT_S) -> None:
         deadline_at_s = time.monotonic() + timeout_s

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 def _lines(explained: Mapping[str, Any]) -> Iterator[str]:
     chosen: Mapping[str, Any] = explained.get("chosen") or {}
     yield f"{'request':<10} {explained.get('request_id', '?')} to {explained.get('model', '?')}"
-    yield f"{'chosen':<10} {_plan(chosen)}, predicted {_ms(chosen.get('predicted_ms'))}"
+    yield f"{'chosen':<10} {_plan(chosen)}{_parts(chosen)}, predicted {_ms(chosen.get('predicted_ms'))}"
     yield f"{'because':<10} {explained.get('reason') or 'no reason was kept'}"
     if explained.get("ran") not in (None, "", _plan(chosen)):
         yield f"{'ran':<10} {explained['ran']}"
@@ -72,6 +72,10 @@ def _stages(predicted: Mapping[str, float], measured: Mapping[str, float]) -> It
 
 def _plan(plan: Mapping[str, Any]) -> str:
     return " ".join(str(plan[key]) for key in ("placement", "cut", "codec") if plan.get(key)) or "unknown"
+
+
+def _parts(plan: Mapping[str, Any]) -> str:
+    return f" in {plan['parts']} parts" if plan.get("parts", 1) > 1 else ""
 
 
 def _ms(value: object) -> str:

@@ -42,6 +42,17 @@ def open_dims(inputs: Sequence[TensorSpec]) -> tuple[OpenDim, ...]:
     return tuple(found)
 
 
+def batch_dim(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int | None:
+    """Number (in `open_dims`) of the one name that leads every input and every output and stands nowhere else: what a
+    batch looks like. None without such a name."""
+    specs = (*inputs, *outputs)
+    names = {spec.shape[0] if spec.shape else 0 for spec in specs}
+    name = names.pop()
+    if names or not isinstance(name, str) or any(name in spec.shape[1:] for spec in specs):
+        return None
+    return open_dims(inputs).index(OpenDim(input=inputs[0].name, axis=0))
+
+
 def sizes_of(dims: Sequence[OpenDim], tensors: Mapping[str, Array]) -> tuple[int, ...]:
     """Sizes of the open dims as these inputs have them; the inputs must fit the model."""
     return tuple(tensors[dim.input].shape[dim.axis] for dim in dims)

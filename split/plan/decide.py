@@ -15,6 +15,7 @@ import numpy as np
 from split.errors import InvalidRequest
 from split.ids import CutId
 from split.plan.observation import Flags, Floats, Observation
+from split.plan.parting import in_parts
 from split.plan.plan import LOCAL, Decision, Placement, PlanEstimate, RequestFacts
 from split.plan.predict import QUANTILE_SIGMAS, Prediction, payload_bytes, predict
 from split.plan.table import Column, PlanTable
@@ -30,7 +31,11 @@ CLIMB_SIGMAS: Final = 0.25
 """What a plan other than the incumbent must gain, see `_must_gain_ms`."""
 
 _STAGES_HERE: Final = dict.fromkeys(
-    ("queue", "activate", "image", "head", "encode", "up", "cloud_queue", "cloud_decode", "tail", "down", "decode"), 0.0
+    (
+        *("queue", "activate", "image", "head", "encode", "up"),
+        *("cloud_queue", "cloud_decode", "tail", "down", "decode", "overlap"),
+    ),
+    0.0,
 )
 
 LOCAL_ROW: Final = 0
@@ -45,7 +50,7 @@ def decide(table: PlanTable, observation: Observation, facts: RequestFacts) -> D
     cut or codec is respected: InvalidRequest, naming the constraint, when it can never run; local, with the reason,
     when only the companion is missing for it.
     """
-    table = table.at(facts.sizes)
+    as_built, table = table, table.at(facts.sizes)
     if observation.remote is None and (facts.mode, facts.cut, facts.codec) == (None, None, None):
         here = _here(table, observation, facts)
         if here.risk_ms <= facts.budget_ms:
@@ -56,7 +61,7 @@ def decide(table: PlanTable, observation: Observation, facts: RequestFacts) -> D
                 reason=f"{label} is expected first, in {here.predicted_ms:.1f} ms; {observation.remote_why_not}",
                 candidates=len(table),
             )
-    prediction = predict(table, observation, facts)
+    prediction = in_parts(as_built, observation, facts, predict(table, observation, facts))
     mask = _may_run(table, observation, facts)
     forced = facts.mode is not None or facts.cut is not None
     prefix = suffix = ""
@@ -87,8 +92,8 @@ def decide(table: PlanTable, observation: Observation, facts: RequestFacts) -> D
 def estimate_all(table: PlanTable, observation: Observation, facts: RequestFacts) -> tuple[PlanEstimate, ...]:
     """Every plan of the table, in its order, forbidden ones with their reason. Needs a companion in the observation."""
     assert observation.remote is not None
-    table = table.at(facts.sizes)
-    prediction = predict(table, observation, facts)
+    as_built, table = table, table.at(facts.sizes)
+    prediction = in_parts(as_built, observation, facts, predict(table, observation, facts))
     return tuple(_estimate(table, observation, facts, prediction, row) for row in range(len(table)))
 
 
@@ -381,26 +386,31 @@ def _estimate(
             link_up_ms = remote.link.up_ms_per_byte * facts.encoded_bytes
     plan = table.plans[row]
     why_not = _never(table, facts, row) or _not_now(table, observation, facts, row)
+    stages_ms = {
+        "queue": parts[Column.ALL],
+        "activate": float(observation.opening.run_ms[row]) if observation.opening is not None else 0.0,
+        "image": parts[Column.IMAGE],
+        "head": parts[Column.HEAD],
+        "encode": parts[Column.ENCODE],
+        "up": half_rtt_ms + ahead_ms + parts[Column.UP] + link_up_ms,
+        "cloud_queue": queue_ms,
+        "cloud_decode": parts[Column.CLOUD_DECODE] + parts[Column.ENCODED] - link_up_ms,
+        "tail": parts[Column.TAIL],
+        "down": half_rtt_ms + parts[Column.DOWN],
+        "decode": parts[Column.REPLY],
+        "overlap": 0.0,
+    }
+    if row in prediction.parts:
+        stages_ms["overlap"] = float(prediction.mean_ms[row]) - sum(stages_ms.values())
     return PlanEstimate(
         plan=plan,
         predicted_ms=float(prediction.mean_ms[row]),
         risk_ms=float(prediction.risk_ms[row]),
-        stages_ms={
-            "queue": parts[Column.ALL],
-            "activate": float(observation.opening.run_ms[row]) if observation.opening is not None else 0.0,
-            "image": parts[Column.IMAGE],
-            "head": parts[Column.HEAD],
-            "encode": parts[Column.ENCODE],
-            "up": half_rtt_ms + ahead_ms + parts[Column.UP] + link_up_ms,
-            "cloud_queue": queue_ms,
-            "cloud_decode": parts[Column.CLOUD_DECODE] + parts[Column.ENCODED] - link_up_ms,
-            "tail": parts[Column.TAIL],
-            "down": half_rtt_ms + parts[Column.DOWN],
-            "decode": parts[Column.REPLY],
-        },
+        stages_ms=stages_ms,
         bytes=round(payload_bytes(table, facts, row)),
         fidelity=table.fidelity[row],
         allowed=not why_not,
         why_not=why_not,
         estimated=bool(table.doubt[row] > 1.0),
+        parts=prediction.parts.get(row, 1),
     )

@@ -69,8 +69,8 @@ class PlanEstimate:
     risk_ms: float
     """The quantile that is held against the deadline (≥ predicted_ms)."""
     stages_ms: Mapping[str, float]
-    """queue, activate, image, head (the whole for local), encode, up, cloud_queue, cloud_decode, tail, down, decode;
-    they sum up to predicted_ms."""
+    """queue, activate, image, head (the whole for local), encode, up, cloud_queue, cloud_decode, tail, down, decode,
+    and overlap (≤ 0: what parts spare by going through them at once); they sum up to predicted_ms."""
     bytes: int
     """Payload bytes up."""
     fidelity: float | None
@@ -80,6 +80,8 @@ class PlanEstimate:
     """The constraint that forbids it, as a sentence; empty when allowed."""
     estimated: bool = False
     """Whether the compute times of its cut are estimated from those of others and nothing has proven them yet."""
+    parts: int = 1
+    """In how many the request's batch is served, one after the other through each stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,8 @@ way out is the end of a local finish that begins when nothing has come back:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -38,6 +39,8 @@ class Prediction:
     way_out_ms: Floats
     """When the device would be through with the request if the companion never answered; zeros where the contract
     wants no such finish."""
+    parts: Mapping[int, int] = field(default_factory=dict)
+    """Row → parts that the request is served in, where they are several (`parting.py`)."""
 
 
 def predict(table: PlanTable, observation: Observation, facts: RequestFacts) -> Prediction:

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from split.graph.card import CutCard, ModelCard
+from split.graph.growth import batch_dim
 from split.ids import CutId
 from split.plan.estimate import Drift
 from split.plan.observation import Flags, Floats
@@ -113,6 +114,8 @@ class PlanTable:
     """What decoding a reply costs on this device."""
     scaling: Scaling
     """What other sizes than the profiled ones do to the costs."""
+    batch_dim: int | None
+    """Number of the open dim over which a request may be served in parts; None where rows depend on each other."""
     offloads: Flags
     finishes_here: bool
     """Whether the contract wants an answer of the device where the companion fails."""
@@ -239,6 +242,7 @@ class PlanTable:
             why_not=reasons,
             labels=tuple(str(row.plan) for row in rows),
             sends_tensors=np.array([row.plan.codec != "encoded" for row in rows]),
+            batch_dim=batch_dim(card.inputs, card.outputs) if profile.rows_apart else None,
             offloads=np.array([row.plan.placement is Placement.OFFLOAD for row in rows]),
             finishes_here=contract.behaviour.fallback.strategy != "fail",
             reply_ms_per_byte=reply_ms_per_byte,

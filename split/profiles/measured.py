@@ -12,7 +12,7 @@ import msgspec
 from split.errors import InvalidModel
 from split.ids import CutId, ModelDigest
 
-PROFILE_VERSION = 5
+PROFILE_VERSION = 6
 
 GOLDEN_RUNS = "golden-runs.msgpack"
 
@@ -94,6 +94,9 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
     self_difference: float = 0.0
     """Largest relative difference of the whole to itself without the runtime's optimisations and with one thread, over
     the golden requests: what another machine's order of sums may change. 0.0 for a model that computes in integers."""
+    rows_apart: bool = False
+    """Whether the first dim of all inputs and outputs is a batch whose rows were found not to depend on each other
+    (`split/workbench/rows.py`): then a batch may be served in parts."""
     golden: tuple[int, str] = (0, "")
     """(bytes, sha256 hex) of the file with the `GoldenRuns`, without which no profile is read back."""
 

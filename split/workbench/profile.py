@@ -52,6 +52,7 @@ from split.workbench.golden import Golden, golden_requests, inputs_to_compare, p
 from split.workbench.node_times import head_shares
 from split.workbench.optimise import Opener, TunedOpener, open_halves
 from split.workbench.resize import other_sizes, resized
+from split.workbench.rows import rows_apart
 from split.workbench.spending import THREADS_SHARE, Care, Spending
 
 log = logging.getLogger(__name__)
@@ -123,6 +124,7 @@ def profile_model(
     sizes = sizes_of(open_dims(card.inputs), first.inputs)
     on_progress("measuring at other sizes", 0.03)
     other = _other_request(card, whole, first, sizes, whole_ms)
+    apart = rows_apart(card, whole, first.inputs)
     compared, must_travel = inputs_to_compare(card, whole, golden, dims)
     on_progress("profiling the model's nodes", 0.04)
     shares = head_shares(card, folder, first.inputs, engine=engine, threads=tuning.threads)
@@ -169,6 +171,7 @@ def profile_model(
         output_bytes=_size(encode(first.outputs, "raw")),
         cuts=_cut_costs([cut.id for cut in card.cuts if cut.id in found], found, shares, typical_ms, other_ms),
         self_difference=self_difference,
+        rows_apart=apart,
         golden=golden_file,
     )
     write_golden(golden, folder / "golden.npz")

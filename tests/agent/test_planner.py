@@ -335,6 +335,15 @@ def test_a_loaded_companion_is_left_within_three_replies() -> None:
     assert choose(planner, now_s=1.3).chosen.plan == LOCAL
 
 
+def test_a_part_that_waited_for_the_parts_before_it_says_nothing_of_the_companions_load() -> None:
+    planner = connected_planner()
+    for n in range(3):
+        planner.observe_transfer(50_000, 40, 5.0, 1.0 + n * 0.1)
+        planner.observe_cloud("m", OFFLOAD, None, 10.0)
+    assert choose(planner, now_s=1.3).chosen.plan == OFFLOAD
+    assert choose(planner, now_s=1.3).chosen.stages_ms["cloud_queue"] == 0.0
+
+
 def test_a_link_too_slow_to_answer_in_time_is_left_after_two_late_requests() -> None:
     planner = connected_planner()
     for n in range(2):

@@ -80,6 +80,8 @@ X = np.array([0.0, 1.0, -1.0], np.float32)
 Y = np.maximum(X, 0) + np.exp(np.maximum(X, 0))  # the model, as a formula
 
 HEAD_MS, TAIL_MS, WHOLE_MS = 40.0, 60.0, 100.0
+ROW_MS = 30.0
+"""The companion's time for a row, where requests are batches."""
 MUST_COME = Contract(behaviour=Behaviour(fallback=Fallback(strategy="fail")))
 SENT_ONCE = Contract(behaviour=Behaviour(retry=Retry(attempts=1)))
 HELLO = Hello(major=1, minor=0, agent="test", runtime="test", max_message_bytes=1 << 20, codecs=("raw",))
@@ -152,18 +154,31 @@ class SteadyPlanner(Planner):
 
 
 class Lab:
-    """A daemon's middle and a companion that does as it is told."""
+    """A daemon's middle and a companion that does as it is told. `rows`: None, or the batch of its requests, which the
+    profile calls `apart` or not."""
 
-    def __init__(self, folder: Path, *, behave: Behaviour_, contract: Contract | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        behave: Behaviour_,
+        contract: Contract | None = None,
+        rows: int | None = None,
+        apart: bool = True,
+    ) -> None:
         path = folder / "model.onnx"
-        onnx.save(onnx.parser.parse_model(TINY), path)
+        onnx.save(onnx.parser.parse_model(TINY if rows is None else TINY.replace("float[3]", "float[N, 3]")), path)
+        self.x = X if rows is None else X + np.arange(rows, dtype=np.float32)[:, None]
+        self.tail_ms = 6.0 if rows is None else ROW_MS
         card = prepare(path, folder / "cache")
         self.cut = card.cuts[-1].id
         profile = ModelProfile(
             digest=card.digest,
             runtime="test",
             fingerprint="test",
-            dims={},
+            dims={} if rows is None else {"N": 1},
+            sizes=() if rows is None else (1,),
+            rows_apart=rows is not None and apart,
             threads=1,
             whole_ms=WHOLE_MS,
             image_ms=0.0,
@@ -270,7 +285,7 @@ class Lab:
                         channel.send(ModelReady(digest=digest, golden=joined(golden), whole_ms=10.0))
                     case SegmentOpen(digest=digest, cut=cut):
                         golden = await self.run(self.model, cut)
-                        channel.send(SegmentReady(digest=digest, cut=cut, golden=joined(golden), tail_ms=6.0))
+                        channel.send(SegmentReady(digest=digest, cut=cut, golden=joined(golden), tail_ms=self.tail_ms))
                     case Infer() as infer:
                         self.seen.append(infer)
                         await self.behave(self, channel, infer, incoming.payload)
@@ -305,7 +320,7 @@ class Lab:
         loop = asyncio.get_running_loop()
         with self.intake.admit(
             self.model,
-            {"x": X},
+            {"x": self.x},
             (),
             RequestOptions(mode=mode, cut=self.cut if mode == "split" else None, deadline_ms=deadline_ms, **options),
             received_at_s=loop.time(),
@@ -1060,5 +1075,100 @@ def test_a_forced_placement_that_cannot_be_had_is_answered_here_and_says_why(tmp
             outcome = await lab.ask(mode="offload")
             assert_right(outcome)
             assert "on holiday" in outcome.fallback
+
+    run_in_virtual_time(story())
+
+
+# -- in parts ----------------------------------------------------------------------------------------------------------
+
+
+def assert_right_rows(lab: Lab, outcome: Outcome) -> None:
+    a = np.maximum(lab.x, 0)
+    np.testing.assert_allclose(outcome.outputs["y"], a + np.exp(a), rtol=1e-6)
+    lab.serve.settle_books()
+    assert lab.journal.counts()["requests"] == 1
+    assert lab.intake.room.held_bytes == 0
+
+
+def takes_its_time(fault: Behaviour_ | None = None, *, at: int = -1) -> Behaviour_:
+    """One after the other, `ROW_MS` a row; the request of number `at` meets the fault."""
+
+    async def behave(lab: Lab, channel: MemoryChannel, infer: Infer, payload: memoryview) -> None:
+        if fault is not None and len(lab.seen) == at + 1:
+            await fault(lab, channel, infer, payload)
+            return
+        reply, parts = answer(lab, infer, payload)
+        tail_ms = ROW_MS * len(decode(b"".join(bytes(part) for part in parts), max_bytes=1 << 20)["y"])
+        await asyncio.sleep(tail_ms / 1000)
+        channel.send(msgspec.structs.replace(reply, tail_ms=tail_ms, cloud_ms=tail_ms), parts)
+
+    return behave
+
+
+def test_a_batch_goes_in_parts_and_one_answer_comes_of_them(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=takes_its_time(), rows=4) as lab:
+            outcome = await lab.ask()
+            assert_right_rows(lab, outcome)
+            assert (outcome.ran.placement, outcome.fallback) == (Placement.SPLIT, "")
+            assert [infer.request_id for infer in lab.seen] == [f"{lab.request.id}/{k}" for k in range(4)]
+            # each head of 40 ms runs while the part before is away; not (40 + 30) · 4
+            assert outcome.total_ms == pytest.approx(4 * HEAD_MS + ROW_MS, abs=2)
+            assert outcome.decision.chosen.predicted_ms == pytest.approx(outcome.total_ms, abs=10)
+            explained = lab.journal.explain(lab.request.id)
+            assert explained is not None
+            assert explained["chosen"]["parts"] == 4
+            assert explained["measured_ms"]["head"] > 0
+
+    run_in_virtual_time(story())
+
+
+def test_a_model_that_mixes_rows_is_never_parted(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=takes_its_time(), rows=4, apart=False) as lab:
+            outcome = await lab.ask()
+            assert_right_rows(lab, outcome)
+            assert [infer.request_id for infer in lab.seen] == [lab.request.id]
+            assert outcome.total_ms == pytest.approx(4 * (HEAD_MS + ROW_MS), abs=2)
+
+    run_in_virtual_time(story())
+
+
+@pytest.mark.parametrize("at", [0, 1, 3])
+@pytest.mark.parametrize("fault", [dies, dies_mid_reply, refuses])
+def test_a_companion_that_fails_between_two_parts_loses_none(tmp_path: Path, fault: Behaviour_, at: int) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=takes_its_time(fault, at=at), rows=4, contract=SENT_ONCE) as lab:
+            outcome = await lab.ask(deadline_ms=5000.0)
+            assert_right_rows(lab, outcome)
+            assert "of 4 parts were finished here" in outcome.fallback
+            heads = [ms for ms in lab.compute.took_ms if ms == pytest.approx(HEAD_MS)]
+            assert len(heads) == 4  # what was computed is not computed again
+
+    run_in_virtual_time(story())
+
+
+def test_parts_of_a_silent_companion_are_finished_here_by_the_deadline(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=says_nothing, rows=4) as lab:
+            outcome = await lab.ask(deadline_ms=500.0)
+            assert_right_rows(lab, outcome)
+            assert outcome.ran.placement is Placement.LOCAL
+            assert outcome.total_ms <= 500.0
+            assert len(lab.compute.took_ms) == 8  # four heads, four tails
+            await lab.until(lambda: len(lab.cancelled) == 4)
+
+    run_in_virtual_time(story())
+
+
+def test_where_only_the_companion_may_answer_a_lost_part_is_the_requests_error(tmp_path: Path) -> None:
+    contract = Contract(behaviour=Behaviour(fallback=Fallback(strategy="fail"), retry=Retry(attempts=1)))
+
+    async def story() -> None:
+        async with Lab(tmp_path, behave=takes_its_time(refuses, at=1), rows=4, contract=contract) as lab:
+            with pytest.raises(ChannelError, match="no such cut"):
+                await lab.ask()
+            assert lab.intake.room.held_bytes == 0
+            assert lab.uplink.inflight == 0
 
     run_in_virtual_time(story())

@@ -1,0 +1,98 @@
+"""One request as several: its batch goes through a split plan in parts, so that one part's head runs while the one
+before it travels, and the tail of one before that runs at the companion.
+
+Each part is a request like any other on the worker, on the wire (its id is the request's and `/` and a number) and on
+its way out: one that fails or is late is finished here from its own boundary, and costs the others nothing. Whether and
+in how many is the decision's business (`split/plan/parting.py`); what leaves is one answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from agent.intake import InferenceRequest
+from agent.journal import Outcome
+from split.errors import EngineFailed
+from split.ids import RequestId
+from split.plan.plan import LOCAL, Decision
+
+CarryOut = Callable[[InferenceRequest, Decision], Awaitable[Outcome]]
+
+WAITS: Final = ("queue", "network", "cloud_queue")
+"""Stages in which parts wait beside each other: the longest counts. In the others they follow each other."""
+
+
+async def in_parts(request: InferenceRequest, decision: Decision, carry_out: CarryOut) -> Outcome:
+    """Carry out a decision of several parts. The first part that fails ends the others, and its error is raised."""
+    parts = parts_of(request, decision.chosen.parts)
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_one(part, request, decision, carry_out)) for part in parts]
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return _joined(request, decision, [task.result() for task in tasks])
+
+
+def parts_of(request: InferenceRequest, count: int) -> list[InferenceRequest]:
+    """`count` parts at most, in the batch's order and as even as they can be but for the last; they share its inputs'
+    memory."""
+    dim = request.model.batch_dim
+    assert dim is not None, "a model without a batch is not parted"
+    rows = request.facts.sizes[dim]
+    size = -(-rows // count)
+    found = []
+    for number, first in enumerate(range(0, rows, size)):
+        inputs = {name: array[first : first + size] for name, array in request.inputs.items()}
+        sizes = list(request.facts.sizes)
+        sizes[dim] = min(size, rows - first)
+        found.append(
+            replace(
+                request,
+                id=RequestId(f"{request.id}/{number}"),
+                inputs=inputs,
+                facts=replace(request.facts, sizes=tuple(sizes)),
+                holding=request.holding.beside(),
+                part=number,
+            )
+        )
+    return found
+
+
+async def _one(part: InferenceRequest, request: InferenceRequest, decision: Decision, carry_out: CarryOut) -> Outcome:
+    dim = request.model.batch_dim
+    assert dim is not None
+    share = part.facts.sizes[dim] / request.facts.sizes[dim]
+    chosen = replace(decision.chosen, parts=1, bytes=round(decision.chosen.bytes * share))
+    with part:
+        return await carry_out(part, replace(decision, chosen=chosen))
+
+
+def _joined(request: InferenceRequest, decision: Decision, outcomes: Sequence[Outcome]) -> Outcome:
+    outputs = {name: np.concatenate([one.outputs[name] for one in outcomes]) for name in request.outputs}
+    dim, sizes = request.model.batch_dim, request.facts.sizes
+    assert dim is not None
+    if odd := [name for name, array in outputs.items() if array.shape[:1] != (sizes[dim],)]:
+        raise EngineFailed(
+            f"model {request.model.name!r} made {outputs[odd[0]].shape[:1]} rows of output {odd[0]!r} out of "
+            f"{sizes[dim]}, in parts; it does not keep to its declared batch"
+        )
+    stages_ms: dict[str, float] = {}
+    for one in outcomes:
+        for stage, ms in one.stages_ms.items():
+            before_ms = stages_ms.get(stage, 0.0)
+            stages_ms[stage] = max(before_ms, ms) if stage in WAITS else before_ms + ms
+    here = [one.fallback for one in outcomes if one.ran == LOCAL]
+    fallback = f"{len(here)} of {len(outcomes)} parts were finished here: {here[0]}" if here else ""
+    return Outcome(
+        outputs=outputs,
+        decision=decision,
+        ran=LOCAL if len(here) == len(outcomes) else decision.chosen.plan,
+        fallback=fallback,
+        stages_ms=stages_ms,
+        total_ms=max(one.total_ms for one in outcomes),
+    )
