@@ -44,8 +44,8 @@ assert UNHEARD_S + CAP_S + SPREAD_S + 5 * BACK_RTT_S + SETUP_S <= BACK_WITHIN_S
 STABLE_S: Final = 1.0
 """A connection that lived so long was a good one: the back-off of its companion starts anew after it."""
 IDENTITY_LOOK_S: Final = 1.0
-"""While a wrong certificate waits out its minute, so often it is looked whether our files (also the authority) are others
-now: with those, the next dial is worth its while at once."""
+"""While a wrong certificate waits out its minute, so often it is looked whether our files (the authority's, too) are
+others now: with those, the next dial is worth its while at once."""
 HANG_UP_S: Final = 3.0
 """What the daemon's end waits for connections that are being closed."""
 

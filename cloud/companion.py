@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Final, TypeVar
 
 from cloud.admission import Admission
 from cloud.executor import TailExecutor
@@ -11,6 +15,12 @@ from cloud.pictures import DecodingRoom
 from cloud.renewal import Renewals
 from cloud.segments import Segments
 from cloud.store import ModelStore
+
+DISK_THREADS: Final = 4
+"""For models that are hashed, written and removed: they may wait for each other and for the disk, and are not to keep
+requests waiting, which are decoded in asyncio's own threads."""
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,3 +35,8 @@ class Companion:
     renewals: Renewals | None = None
     """None: certificates are renewed elsewhere."""
     pictures: DecodingRoom = field(default_factory=DecodingRoom)
+    disk: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(DISK_THREADS, "models"))
+
+    async def on_disk(self, work: Callable[[], _T]) -> _T:
+        """What the store is asked to do, off the loop."""
+        return await asyncio.get_running_loop().run_in_executor(self.disk, work)

@@ -112,6 +112,7 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
         decoded_bytes=config.limits.inflight_bytes,
         renewals=renewals,
     )
+    stack.callback(companion.disk.shutdown)
     reception = Reception(companion)
     reception.revoke(revocations.serials)
     revocations.on_change = reception.revoke

@@ -12,6 +12,7 @@ import errno
 import logging
 import math
 import statistics
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ from split.codec.payload import decode, encode
 from split.errors import CompanionRefused, InvalidRequest, IsthmusError, Overloaded
 from split.ids import OFFLOAD_CUT, CutId
 from split.tensor import Array, Tensors, TensorSpec, dtype_name
+from split.wire.limits import MAX_METADATA_BYTES, MESSAGE_OVERHEAD_BYTES
 from split.wire.messages import (
     Message,
     ModelChunk,
@@ -44,6 +46,9 @@ MAX_MODELS = 256
 """Models of one session; a device with more in use at once is broken."""
 MAX_SETUPS = 64
 """Models and cuts being opened at once for one device; it asks for them one after the other."""
+WAITING_BYTES = 4 << 20
+"""Offers and pieces of models that wait for the disk; beyond it the session takes nothing more, and its device sends
+nothing more by and by. So requests wait for the disk only where that is slower than the link."""
 MAX_GOLDEN_BYTES = 64 << 20
 """Golden inputs as decoded: a few pictures."""
 MAX_TEXT = 2000
@@ -101,6 +106,12 @@ class Openings:
         self._offered: dict[str, _Offered] = {}
         self._refused: set[str] = set()
         """Digests whose chunks may still be on their way after a refusal: they are let fall."""
+        self._waiting: deque[tuple[ModelOffer | ModelChunk, memoryview]] = deque()
+        """What is worked on next, in the order in which it came."""
+        self._waiting_bytes = 0
+        self._took = asyncio.Event()
+        """Set each time that something of it is done."""
+        self._working = self._ended = False
         self._setups: set[asyncio.Task[None]] = set()
         self._at_bench = asyncio.Lock()
         """Held while this session waits for a child process or has one: it has one place among the waiting, however
@@ -117,7 +128,10 @@ class Openings:
         return opened
 
     def cancel(self) -> None:
-        """The session ends: no step goes on."""
+        """The session ends: no step goes on. What the disk is doing just now is done to its end, since `release` must
+        know of it, and what came of models is written: a later session goes on from there."""
+        self._ended = True
+        self._waiting = deque(one for one in self._waiting if isinstance(one[0], ModelChunk))
         for task in self._setups:
             task.cancel()
 
@@ -127,7 +141,32 @@ class Openings:
             self._companion.store.release(digest, self._device)
         self._offered.clear()
 
-    async def offer(self, offer: ModelOffer) -> None:
+    async def take(self, message: ModelOffer | ModelChunk, data: memoryview) -> None:
+        """An offer or a piece came. Worked on in order and beside the requests, since hashing and writing may take
+        long; waits where much is waiting already."""
+        while self._waiting_bytes > WAITING_BYTES:
+            self._took.clear()
+            await self._took.wait()
+        self._waiting.append((message, data))
+        self._waiting_bytes += _held_bytes(message, data)
+        if not self._working:
+            self._working = True
+            self._group.create_task(self._work())
+
+    async def _work(self) -> None:
+        try:
+            while self._waiting:
+                message, data = self._waiting.popleft()
+                if isinstance(message, ModelOffer):
+                    await self._offer(message)
+                else:
+                    await self._chunk(message, data)
+                self._waiting_bytes -= _held_bytes(message, data)
+                self._took.set()
+        finally:
+            self._working = False
+
+    async def _offer(self, offer: ModelOffer) -> None:
         """Take an offer: ModelNeed at once, ModelReady when all is here, or Refused.
 
         A model that this session has open already stays so (a device may serve it under two names): it is answered as
@@ -141,7 +180,7 @@ class Openings:
             if len(self._offered) >= MAX_MODELS and digest not in self._offered:
                 raise Overloaded(f"this session uses {MAX_MODELS} models already; a new connection starts afresh")
             self._drop(digest)
-            wanted = await asyncio.to_thread(store.offer, digest, self._device, offer.files, offer.chunks)
+            wanted = await self._companion.on_disk(lambda: store.offer(digest, self._device, offer.files, offer.chunks))
         except Exception as error:
             self._refuse(refusal_of(error), digest=digest)
             return
@@ -168,7 +207,7 @@ class Openings:
             self._begin_preparing(known)
         return True
 
-    async def chunk(self, chunk: ModelChunk, data: memoryview) -> None:
+    async def _chunk(self, chunk: ModelChunk, data: memoryview) -> None:
         """Store a piece; the last one begins the preparing."""
         digest = chunk.digest
         offered = self._offered.get(digest)
@@ -180,9 +219,8 @@ class Openings:
             index = next((i for i, (name, _, _) in enumerate(offered.offer.files) if name == chunk.file), None)
             if index is None:
                 raise InvalidRequest(f"file {chunk.file[:80]!r} is not among those offered for {digest}")
-            whole = await asyncio.to_thread(
-                self._companion.store.write, digest, self._device, index, chunk.offset, data
-            )
+            store = self._companion.store
+            whole = await self._companion.on_disk(lambda: store.write(digest, self._device, index, chunk.offset, data))
         except Exception as error:
             self._refuse(refusal_of(error), digest=digest)
             return
@@ -195,7 +233,7 @@ class Openings:
     async def _prepare(self, offered: _Offered) -> None:
         """From all bytes on disk to ModelReady: hashes, card, golden run."""
         shared, offer = self._companion, offered.offer
-        if not await asyncio.to_thread(shared.store.finish, offer.digest, self._device):
+        if not await shared.on_disk(lambda: shared.store.finish(offer.digest, self._device)):
             raise InvalidRequest(f"model {offer.digest} was removed meanwhile; offer it again")
         try:
             await shared.segments.keep_only(shared.store.held)  # older models may have made room for this one
@@ -203,7 +241,7 @@ class Openings:
                 model = await shared.segments.prepare(offer.digest, shared.store.path(offer.digest), offer.dims)
         except CompanionRefused as error:
             if error.code == "DIGEST_MISMATCH":
-                await asyncio.to_thread(shared.store.remove, offer.digest)
+                await shared.on_disk(lambda: shared.store.remove(offer.digest))
             raise
         golden = await asyncio.to_thread(_golden_of, offer, model.card.inputs)
         whole = Opened(
@@ -290,7 +328,10 @@ class Openings:
         return runs[0].outputs
 
     def _begin(self, work: Callable[[], Awaitable[None]], *, digest: str, cut: str = "") -> asyncio.Task[None] | None:
-        """Run one set-up step beside the requests; its failure becomes a Refused. None when there are too many."""
+        """Run one set-up step beside the requests; its failure becomes a Refused. None when there are too many, or
+        the session has ended."""
+        if self._ended:
+            return None
         if len(self._setups) >= MAX_SETUPS:
             full = f"{MAX_SETUPS} models and cuts are being opened for this device; wait for them"
             self._refuse(Overloaded(full), digest=digest, cut=cut)
@@ -327,6 +368,11 @@ class Openings:
                 self._refused.clear()
             self._refused.add(digest)
         self._send(Refused(code=error.code, message=str(error)[:MAX_TEXT], digest=digest, cut=cut))
+
+
+def _held_bytes(message: ModelOffer | ModelChunk, data: memoryview) -> int:
+    """What it takes while it waits: an offer at most all that metadata may have."""
+    return data.nbytes + MESSAGE_OVERHEAD_BYTES if isinstance(message, ModelChunk) else MAX_METADATA_BYTES
 
 
 def _golden_of(offer: ModelOffer, inputs: Sequence[TensorSpec]) -> Tensors:

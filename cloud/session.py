@@ -167,10 +167,10 @@ class Session:
                 self._cancel(cancel)
             case ModelOffer(digest=digest) as offer:
                 _check_name(digest)
-                await self._openings.offer(offer)
+                await self._openings.take(offer, incoming.payload)
             case ModelChunk(digest=digest) as chunk:
                 _check_name(digest)
-                await self._openings.chunk(chunk, incoming.payload)
+                await self._openings.take(chunk, incoming.payload)
             case SegmentOpen(digest=digest, cut=cut) as wanted:
                 _check_name(digest)
                 _check_name(cut)

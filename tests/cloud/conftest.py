@@ -258,6 +258,7 @@ async def make_house(tmp_path: Path) -> AsyncIterator[MakeHouse]:
         await asyncio.gather(*house.tasks, return_exceptions=True)
         await house.companion.segments.close()
         house.companion.executor.close()
+        house.companion.disk.shutdown()
 
 
 @pytest.fixture

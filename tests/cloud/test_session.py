@@ -724,6 +724,68 @@ async def test_a_reply_is_as_urgent_as_its_request(house, chain, feeds, asked_wi
     assert incoming.priority is answered_with
 
 
+async def test_requests_of_one_model_do_not_wait_for_the_disk_that_looks_at_another(
+    house, make_model, chain, feeds, monkeypatch
+):
+    device, other = house.connect(), make_model(CHAIN_AGAIN)
+    await device.bring(chain)
+    store, release = house.companion.store, threading.Event()
+    offer = store.offer
+
+    def slow(*args):
+        release.wait(30)
+        return offer(*args)
+
+    monkeypatch.setattr(store, "offer", slow)
+    device.channel.send(other.offer)
+    device.channel.send(*chain.infer(feeds))
+    assert isinstance(await device.next(), Reply)
+    release.set()
+    assert isinstance(await device.next(), ModelNeed)
+
+
+async def test_a_session_that_ends_while_the_disk_takes_its_offer_uses_nothing_afterwards(house, chain, monkeypatch):
+    device = house.connect()
+    store, begun, release = house.companion.store, threading.Event(), threading.Event()
+    offer = store.offer
+
+    def slow(*args):
+        begun.set()
+        release.wait(30)
+        return offer(*args)
+
+    monkeypatch.setattr(store, "offer", slow)
+    device.channel.send(chain.offer)
+    device.channel.send(chain.offer)  # waits, and is let fall
+    while not begun.is_set():  # noqa: ASYNC110 - a thread decides when
+        await asyncio.sleep(0)
+    device.channel.kill()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    release.set()
+    await asyncio.wait_for(device.task, 30)
+    assert not store._users
+    assert not store._uploads
+
+
+async def test_pieces_that_wait_for_the_disk_are_bounded_in_bytes(house, chain, monkeypatch):
+    monkeypatch.setattr("cloud.openings.WAITING_BYTES", 1 << 20)
+    device = house.connect("camera-1", Limits(unread_bytes=1 << 20))
+    await device.ask(chain.offer)
+    store, release = house.companion.store, threading.Event()
+    monkeypatch.setattr(store, "write", lambda *args: release.wait(30) and False)
+    piece = ModelChunk(digest=chain.digest, file="model.onnx", offset=0)
+    for _ in range(20):
+        device.channel.send(piece, [bytes(1 << 18)])
+    for _ in range(200):
+        await asyncio.sleep(0)
+    held = device.session._openings._waiting_bytes
+    assert 1 << 20 < held <= (1 << 20) + (1 << 18) + 4096
+    assert device.channel.queued_bytes > 1 << 20  # the rest was not sent
+    release.set()
+    await device.channel.drain(1)
+
+
 BIG = {"x": np.ones((5_000, 4), np.float32), "bias": np.zeros(4, np.float32)}
 """80 kB up and twice as much down: more than all of the queue below."""
 SMALL_QUEUE = Limits(unread_bytes=1 << 18, queue_bytes=100_000)
