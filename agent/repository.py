@@ -20,7 +20,7 @@ from typing import Final
 from agent.model_folders import ModelFolder, find_models
 from agent.served_model import ServedModel
 from split.errors import InvalidModel, IsthmusError, ModelUnavailable, UnknownModel
-from split.graph.card import ModelCard, file_is, read_sound_card
+from split.graph.card import ModelCard, file_is, read_card
 from split.ids import ModelName
 from split.profiles.contract import (
     CONTRACT_FILE,
@@ -81,10 +81,10 @@ def find_card(cache_dir: Path, path: Path) -> tuple[Path, ModelCard] | None:
     contract = contract_beside(path)
     for folder in sorted((cache_dir / "models").glob("*/")):
         try:
-            card = read_sound_card(folder)
+            card = read_card(folder)
         except InvalidModel:
             continue
-        if (
+        if (  # what costs most comes last: hashing takes a second per gigabyte
             card.path == str(path.resolve())
             and card.demands == str(demands_of(contract, [spec.name for spec in card.inputs]))
             and all(file_is(path.parent / name, size, sha256) for name, size, sha256 in card.files)

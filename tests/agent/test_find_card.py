@@ -4,8 +4,10 @@ from pathlib import Path
 
 import onnx
 import onnx.parser
+import pytest
 
 from agent.repository import find_card
+from split.graph.card import file_is
 from split.graph.load import model_digest
 from split.profiles.contract import contract_beside
 from split.workbench.cut import folder_for, prepare
@@ -13,6 +15,28 @@ from split.workbench.cut import folder_for, prepare
 MODEL = (
     """<ir_version: 8, opset_import: ["" : 18]> g (float[4] x) => (float[4] y) { a = Neg(x) b = Exp(a) y = Neg(b) }"""
 )
+
+
+def test_of_the_models_in_a_cache_only_the_one_that_is_asked_for_is_hashed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, folders = tmp_path / "cache", {}
+    for name in ("one", "two"):
+        path = tmp_path / f"models/{name}/1/model.onnx"
+        path.parent.mkdir(parents=True)
+        onnx.save(onnx.parser.parse_model(MODEL), path)
+        folders[name] = folder_for(cache, model_digest(path)[0], path)
+        prepare(path, folders[name])
+    hashed: list[Path] = []
+
+    def recorded(path: Path, size: int, sha256: str) -> bool:
+        hashed.append(path)
+        return file_is(path, size, sha256)
+
+    monkeypatch.setattr("agent.repository.file_is", recorded)
+    found = find_card(cache, path)
+    assert found is not None
+    assert sorted(hashed) == sorted([path, *(folders["two"] / name for name in found[1].made)])
 
 
 def test_a_card_that_was_made_for_another_contract_is_made_again(tmp_path: Path) -> None:
