@@ -87,7 +87,8 @@ class Outcome:
     fallback: str
     """Why the device finished what the companion should have; empty when it did not."""
     stages_ms: dict[str, float]
-    """Measured: queue, image, head or whole, encode, network, cloud_queue, cloud_decode, tail, decode, local_tail."""
+    """Measured: queue, activate (opening what was not open), image, head or whole, encode, network, cloud_queue,
+    cloud_decode, tail, decode, local_tail."""
     total_ms: float
 
 

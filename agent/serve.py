@@ -12,6 +12,7 @@ sending in the uplink; this file only says in which order, and what happens when
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Any
 
 from agent.afterwards import Afterwards
@@ -25,9 +26,10 @@ from agent.stages import Finished, Prepared, finish, prepare, whole
 from agent.uplink import Uplink
 from agent.waiting import Asked, RemoteReply
 from split.errors import DeadlineExceeded, EngineFailed, IsthmusError, ModelUnavailable, UnknownModel
-from split.ids import OFFLOAD_CUT
+from split.ids import OFFLOAD_CUT, CutId
 from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate
 from split.plan.slack import reserved_ms
+from split.runtime.engine import Segment
 from split.tensor import Tensors
 from split.wire.messages import Infer, Priority
 
@@ -163,7 +165,7 @@ class Serve:
         request.holding.made(decision.chosen.bytes)
         stages_ms = prepared.stages_ms
         # Held so that nobody closes it meanwhile.
-        head = await request.model.opened_head(plan.cut) if plan.cut is not None else None
+        head = None if plan.cut is None else await self._opened_head(request, plan.cut, stages_ms)
         try:
             timed = await self._compute.run(
                 lambda: prepare(request, plan, prepared), deadline_at_s=request.deadline_at_s, expected_ms=expected_ms
@@ -180,6 +182,10 @@ class Serve:
         for stage in ("image", "head", "encode"):
             if stage in stages_ms:
                 self._learn(request, plan, stage, stages_ms[stage])
+
+    async def _opened_head(self, request: InferenceRequest, cut: CutId, stages_ms: dict[str, float]) -> Segment:
+        opening_ms = request.model.head_activation_ms(cut)
+        return await _clocked_opening(request.model.opened_head(cut), opening_ms, stages_ms)
 
     def _send(self, request: InferenceRequest, decision: Decision, prepared: Prepared) -> Asked:
         plan, expected_ms = decision.chosen.plan, decision.chosen.stages_ms
@@ -284,7 +290,9 @@ class Serve:
         cut = prepared.cut
         try:
             if begun is None:
-                segment = await request.model.opened_finish(cut)  # held so that nobody closes it meanwhile
+                opening_ms = request.model.activation_ms(cut)
+                # Held so that nobody closes it meanwhile.
+                segment = await _clocked_opening(request.model.opened_finish(cut), opening_ms, prepared.stages_ms)
                 timed = await self._begin(request, prepared)
                 del segment
             else:
@@ -297,9 +305,12 @@ class Serve:
         outputs, measured = timed.value
         self._scale(measured, *measured)
         for stage, ms in measured.items() if request.model.profile is not None else ():
-            self._learn(request, LOCAL if cut is None else decision.chosen.plan, stage, ms)
+            if stage != "activate":  # the store knows what opening takes
+                self._learn(request, LOCAL if cut is None else decision.chosen.plan, stage, ms)
         stages_ms = {**prepared.stages_ms, **measured}
         stages_ms["queue"] = prepared.stages_ms.get("queue", 0.0) + timed.queue_ms
+        if "activate" in stages_ms:
+            stages_ms["activate"] = prepared.stages_ms.get("activate", 0.0) + measured.get("activate", 0.0)
         return _outcome(request, decision, outputs, ran=LOCAL, fallback=fallback, stages_ms=stages_ms)
 
     async def _remotely(
@@ -325,6 +336,15 @@ class Serve:
         for stage in stages:
             if stage in stages_ms:
                 stages_ms[stage] *= self._compute.slowdown
+
+
+async def _clocked_opening(opening: Awaitable[Segment], expected_ms: float, stages_ms: dict[str, float]) -> Segment:
+    """The segment; where it was not open (something was expected), what it took becomes a stage."""
+    started_s = _now()
+    segment = await opening
+    if expected_ms > 0.0:
+        stages_ms["activate"] = stages_ms.get("activate", 0.0) + (_now() - started_s) * 1000
+    return segment
 
 
 def _on_the_link(priority: int) -> Priority:

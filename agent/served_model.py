@@ -134,6 +134,10 @@ class ServedModel:
         """What opening the tail of `cut`, or the whole (None), is expected to take now; 0.0 while it is open."""
         return self.store.activation_ms(self._finish_path(cut))
 
+    def head_activation_ms(self, cut: CutId) -> float:
+        """The same for the head of `cut`."""
+        return self.store.activation_ms(self._head_path(cut))
+
     def halves_activation_ms(self, cut: CutId) -> float:
         """The same for both halves of `cut`."""
         return sum(self.store.activation_ms(path) for path in self._halves(cut))
@@ -146,7 +150,7 @@ class ServedModel:
             whole_ms = self.activation_ms(None)
             self._opening_ms = {Placement.LOCAL: (whole_ms, 0.0), Placement.OFFLOAD: (0.0, whole_ms)}
             for card in self.measured_cuts:
-                ms = (self.store.activation_ms(self._head_path(card.id)), self.activation_ms(card.id))
+                ms = (self.head_activation_ms(card.id), self.activation_ms(card.id))
                 self._opening_ms[card.id] = ms
         return self._opening_ms
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Self
@@ -13,6 +13,7 @@ from split.codec.image import prepare_image
 from split.codec.payload import encode
 from split.ids import CutId
 from split.plan.plan import Placement, Plan
+from split.runtime.engine import Segment
 from split.tensor import Tensors
 from split.transport.channel import Buffer
 
@@ -64,6 +65,14 @@ def _clocked(stages_ms: dict[str, float], stage: str) -> Iterator[None]:
     stages_ms[stage] = stages_ms.get(stage, 0.0) + (time.perf_counter() - started_s) * 1000
 
 
+def _opened(get: Callable[[], Segment], expected_ms: float, stages_ms: dict[str, float]) -> Segment:
+    """The segment; where it is not open (something is expected), opening it is a stage."""
+    if expected_ms == 0.0:
+        return get()
+    with _clocked(stages_ms, "activate"):
+        return get()
+
+
 def _pictures_to_tensors(request: InferenceRequest, prepared: Prepared) -> None:
     if not prepared.encoded:
         return
@@ -100,7 +109,7 @@ def whole(request: InferenceRequest, prepared: Prepared) -> Finished:
     """The whole model on the device."""
     here = Prepared(inputs=prepared.inputs, encoded=prepared.encoded)
     _pictures_to_tensors(request, here)
-    segment = request.model.whole()
+    segment = _opened(request.model.whole, request.model.activation_ms(None), here.stages_ms)
     with _clocked(here.stages_ms, "whole"):
         outputs = segment.run(here.inputs, request.outputs)
     return outputs, here.stages_ms
@@ -110,7 +119,8 @@ def finish(request: InferenceRequest, prepared: Prepared) -> Finished:
     """The tail on the device, from the boundary that the head has made."""
     assert prepared.cut is not None
     stages_ms: dict[str, float] = {}
-    segment = request.model.tail(prepared.cut)
+    model, cut = request.model, prepared.cut
+    segment = _opened(lambda: model.tail(cut), model.activation_ms(cut), stages_ms)
     with _clocked(stages_ms, "local_tail"):
         made = segment.run({name: prepared.boundary[name] for name in segment.inputs})
     return made | prepared.outputs, stages_ms

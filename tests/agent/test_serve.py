@@ -652,6 +652,24 @@ def test_a_tail_that_is_not_open_any_more_is_given_time_to_be_opened(
     run_in_virtual_time(story())
 
 
+def test_what_the_worker_has_to_open_for_a_finish_is_a_stage_beside_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=says_nothing) as lab:
+            await lab.ask()
+            store, request = lab.model.store, lab.request
+            prepared = stages.Prepared.nothing(request)
+            plan = Plan(placement=Placement.SPLIT, cut=lab.cut, codec="raw")
+            stages.prepare(request, plan, prepared)
+            for work, finished in ((stages.whole, "whole"), (stages.finish, "local_tail")):
+                work(request, prepared)  # opens it where it is not
+                assert set(work(request, prepared)[1]) == {finished}
+                store.forget(Path(lab.model.card.path))
+                store.forget(lab.model.folder)
+                assert set(work(request, prepared)[1]) == {"activate", finished}
+
+    run_in_virtual_time(story())
+
+
 def test_the_way_out_of_a_request_stays_open_while_it_waits_whatever_else_is_opened(tmp_path: Path) -> None:
     async def story() -> None:
         async with Lab(tmp_path, behave=says_nothing) as lab:
@@ -721,6 +739,8 @@ def test_halves_that_are_closed_never_cost_a_deadline_that_the_whole_meets(
                 assert_right(outcome)
                 assert outcome.ran.placement is Placement(ran)
                 assert outcome.total_ms == pytest.approx(WHOLE_MS if ran == "local" else 300.0 + HEAD_MS, abs=1)
+                opened_ms = None if ran == "local" else pytest.approx(300.0, abs=1)
+                assert outcome.stages_ms.get("activate") == opened_ms
             halves = {f"{lab.cut}.head.onnx", f"{lab.cut}.tail.onnx"}
             assert warmed == ([halves] if ran == "local" else [])
 
