@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
+import numpy as np
 import pytest
 
 import split.wire
 from cloud.session import CANCELS_REMEMBERED
+from split.codec import golden
+from split.graph.card import digest_of_files
+from split.graph.cuts import bitmap_of
+from split.ids import cut_id
+from split.tensor import TensorSpec
 from split.wire import limits
 from split.wire.frames import FrameKind, encode_metadata
 from split.wire.messages import Message, Pong, Priority
@@ -58,6 +65,36 @@ def test_the_numbers_of_the_page_are_those_of_the_code() -> None:
     assert f"0 or {limits.MIN_WINDOW_BYTES:,} to 2³²−1" in PAGE
     assert f"a BEGIN costs {limits.MESSAGE_OVERHEAD_BYTES} more" in PAGE
     assert f"the last {CANCELS_REMEMBERED} such" in PAGE
+    assert f"at most {golden.SAMPLE_ELEMENTS:,}, at least 1" in PAGE
+    assert f"fit in {golden.SAMPLES_BYTES:,} bytes" in PAGE
+
+
+def test_the_values_of_the_page_written_down_again_from_it_are_those_of_the_code() -> None:
+    """§13 in other words than the code's, as somebody would who has only the page."""
+    assert cut_id(["b", "a", "É"]) == hashlib.sha256("a\0b\0É".encode()).hexdigest()[:12]
+    assert bitmap_of(0b1_0000_0101, 9) == "0501"
+    files = (("m.onnx", 1, "a" * 64), ("w.bin", 2, "b" * 64))
+    assert digest_of_files(files[:1]) == "sha256:" + "a" * 64
+    joined = "a" * 64 + "\n" + "b" * 64 + " w.bin"
+    assert digest_of_files(files) == "sha256:" + hashlib.sha256(joined.encode()).hexdigest()
+    state, words = int.from_bytes(hashlib.sha256(b"x").digest()[:8], "little"), []
+    for _ in range(6):
+        state = (state + 0x9E3779B97F4A7C15) % 2**64
+        z = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+        words.append(z ^ (z >> 31))
+    for dtype, expected in (
+        ("FP32", [(word >> 40) / 2**23 - 1 for word in words]),
+        ("INT64", [word >> 63 for word in words]),
+        ("BYTES", [b"01"[word >> 63 :][:1] for word in words]),
+    ):
+        spec = TensorSpec(name="x", dtype=dtype, shape=("n", 3))
+        made = golden.golden_inputs([spec], {"n": 2})["x"]
+        assert made.shape == (2, 3)
+        assert made.reshape(-1).tolist() == expected
+    sampled = golden.sample({"y": np.arange(10_000, dtype=np.float32), "z": np.arange(3, dtype=np.int64)})
+    assert sampled["y"].tolist() == list(range(0, 10_000, 3))  # ⌈10,000 / 4,096⌉
+    assert sampled["z"].tolist() == [0, 1, 2]
     for kind in FrameKind:
         assert f"| {kind.value} | {kind.name} |" in PAGE
     for priority in Priority:
