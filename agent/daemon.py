@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 import os
+from collections.abc import Sequence
 from functools import cached_property
 
 from agent.compute import Compute
@@ -46,7 +47,7 @@ from split.transport.channel import Channel
 from split.transport.retry import Backoff
 from split.transport.tls import dial
 from split.wire.limits import DEFAULT_LIMITS
-from split.wire.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, Hello
+from split.wire.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, Hello, Message
 
 log = logging.getLogger(__name__)
 
@@ -199,13 +200,13 @@ class Daemon:
         identity = Identity(cert=paths.cert, key=paths.key, ca=paths.ca)
         return Credentials(identity, "device", known_time=KnownTime(self._config.state_dir / "known-time"))
 
-    async def _metered_dial(self, address: str, timeout_s: float) -> Channel:
+    async def _metered_dial(self, address: str, timeout_s: float, first: Sequence[Message]) -> Channel:
         """Where the month has bytes left for it."""
         place = HostPort(address)
         if why := await self._meter.refuses(place.host, place.port):
             raise ConnectionLost(why)
         try:
-            channel = await self._dial(address, timeout_s)
+            channel = await self._dial(address, timeout_s, first)
         except IsthmusError as error:
             self._meter.failed(error)
             raise
@@ -213,7 +214,7 @@ class Daemon:
         self._meter.follow(channel, interface_of(ends[0]) if ends is not None else "")
         return channel
 
-    async def _dial(self, address: str, timeout_s: float) -> Channel:
+    async def _dial(self, address: str, timeout_s: float, first: Sequence[Message]) -> Channel:
         place = HostPort(address)
         return await dial(
             place.host,
@@ -230,6 +231,7 @@ class Daemon:
                 window_bytes=DEFAULT_LIMITS.unread_bytes,
             ),
             timeout_s=timeout_s,
+            first=[(message, ()) for message in first],
         )
 
 

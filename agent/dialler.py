@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from agent.first_flight import Opening
 from split.errors import IdentityError, IsthmusError
 from split.transport.channel import Channel
 from split.transport.retry import CAP_S, IDENTITY_RETRY_S, Backoff
@@ -39,7 +40,7 @@ BACK_RTT_S: Final = 0.25
 BACK_WITHIN_S: Final = 5.0
 """I7: remote use is back so long after a fault ended, for round trips of up to `BACK_RTT_S`. At worst the last SYN was
 just lost, then comes the longest pause, then the last address in turn, then five round trips (three to open, an offer
-and a cut) and the set-up: 1 + 1.5 + 0.25 + 1.25 + 1 s."""
+and a cut; to the companion used last these go with the dial) and the set-up: 1 + 1.5 + 0.25 + 1.25 + 1 s."""
 assert UNHEARD_S + CAP_S + SPREAD_S + 5 * BACK_RTT_S + SETUP_S <= BACK_WITHIN_S
 STABLE_S: Final = 1.0
 """A connection that lived so long was a good one: the back-off of its companion starts anew after it."""
@@ -51,8 +52,8 @@ HANG_UP_S: Final = 3.0
 
 SECURITY: Final = "SECURITY"
 
-Dial = Callable[[str, float], Awaitable[Channel]]
-"""Opens a channel to HOST:PORT, in so many seconds or not at all."""
+Dial = Callable[[str, float, Sequence[Opening]], Awaitable[Channel]]
+"""Opens a channel to HOST:PORT, in so many seconds or not at all; the messages go directly behind our Hello."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,8 @@ class Opened:
 
     address: str
     channel: Channel
+    asked: Sequence[Opening]
+    """What went with the dial and is answered on the channel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +115,8 @@ class _Place:
 
 class Dialler:
     """`on_failure` is told why, whenever a dial has failed and with it the last one of every companion. `backoff`: each
-    companion gets one like it. `identity_is`: differs from what it was once our identity files have changed."""
+    companion gets one like it. `identity_is`: differs from what it was once our identity files have changed.
+    `first_flight`: what an address is asked with its dial."""
 
     def __init__(
         self,
@@ -122,11 +126,13 @@ class Dialler:
         backoff: Backoff,
         on_failure: Callable[[str], None],
         identity_is: Callable[[], object] = lambda: None,
+        first_flight: Callable[[str], Sequence[Opening]] = lambda address: (),
     ) -> None:
         self._places = [_Place(address=one, backoff=dataclasses.replace(backoff)) for one in companions]
         self._dial = dial
         self._on_failure = on_failure
         self._identity_is = identity_is
+        self._first_flight = first_flight
         self._turn = 0
         """The place that the next opening begins with."""
         self._late: set[asyncio.Task[Any]] = set()
@@ -221,8 +227,9 @@ class Dialler:
     async def _call(self, place: _Place) -> Opened | None:
         """Dial once; None when it failed, whatever the failure: the next one may do."""
         began_s, shown = _now(), self._identity_is()
+        asked = self._first_flight(place.address)
         try:
-            channel = await self._dial(place.address, place.timeout_s)
+            channel = await self._dial(place.address, place.timeout_s, asked)
         except Exception as error:
             if not isinstance(error, IsthmusError | OSError):
                 log.exception("companion=%s cannot be dialled", place.address)
@@ -230,7 +237,7 @@ class Dialler:
             return None
         place.code = place.why = ""
         place.timeout_s = min(max(DIAL_TIMEOUT_S, HANDSHAKES * (_now() - began_s)), DIAL_TIMEOUT_MAX_S)
-        return Opened(address=place.address, channel=channel)
+        return Opened(address=place.address, channel=channel, asked=asked)
 
     def _failed(self, place: _Place, error: Exception, shown: object) -> None:
         code = _code(error)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 import weakref
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import random
@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from agent.first_flight import FirstFlight, Opening
 from agent.golden import Golden
 from agent.planner import Planner
 from agent.served_model import ServedModel
@@ -95,7 +96,10 @@ class Openings:
         golden: Golden,
         draw: Callable[[], float] = random,
         on_open: Callable[[str, str], None] = lambda digest, cut: None,
+        flight: FirstFlight,
+        asked: Sequence[Opening] = (),
     ) -> None:
+        """`asked`: what went with the dial; `flight` learns what may go with the next one."""
         self._channel = channel
         self._planner = planner
         self._golden = golden
@@ -106,7 +110,10 @@ class Openings:
         """By the model's name."""
         self._ended: set[asyncio.Task[None]] = set()
         self._stopped = False
-        self._answers: dict[_Key, asyncio.Queue[Message]] = {}
+        self._flight = flight
+        self._early = {_key(one): one for one in asked}
+        """What went with the dial and was not waited for yet."""
+        self._answers: dict[_Key, asyncio.Queue[Message]] = {key: asyncio.Queue() for key in self._early}
         """Who waits for the answer to what."""
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         """By digest: two names may serve one model, and its answers say only the digest."""
@@ -170,9 +177,10 @@ class Openings:
         return True
 
     async def _open_cuts(self, model: ServedModel) -> None:
-        """One after the other; those that fail for now once more when the others are through."""
+        """One after the other, those used last first; those that fail for now once more when the others are through."""
         backoff = Backoff(first_s=RETRY_FIRST_S, cap_s=RETRY_CAP_S, draw=self._draw)
-        wanted = model.measured_cuts
+        _, recent = self._planner.recent_cuts(model.name)
+        wanted = sorted(model.measured_cuts, key=lambda cut: cut.id not in recent)
         while True:
             again = []
             for cut in wanted:
@@ -202,8 +210,7 @@ class Openings:
             golden=await self._golden.offered(model),
         )
         async with self._turn(model.digest):
-            with self._expecting((model.digest, "")) as answers:
-                self._channel.send(offer)
+            with self._asking(offer) as answers:
                 answer = await _next(answers)
                 if isinstance(answer, ModelNeed) and answer.missing and not answer.lengths:
                     self._channel.send(await self._with_chunks(offer, model))  # other models may have them in common
@@ -218,6 +225,7 @@ class Openings:
         theirs = decode(memoryview(answer.golden), max_bytes=GOLDEN_BYTES_MAX)
         if (why := _difference(model, theirs, await self._golden.run(model, None))) is not None:
             raise CompanionRefused("DIFFERENT_NUMBERS", f"the companion computes this model differently: {why}")
+        self._flight.opened(offer)
         self._planner.companion_ready(model.name, answer.whole_ms, answer.image_ms)
         self._on_open(model.digest, OFFLOAD_CUT)
 
@@ -263,10 +271,17 @@ class Openings:
             await asyncio.sleep(METERED_LOOK_S)
 
     async def _open(self, model: ServedModel, cut: CutCard) -> None:
+        wanted = SegmentOpen(digest=model.digest, cut=cut.id, node_bitmap=cut.node_bitmap)
         async with self._turn(model.digest):
-            with self._expecting((model.digest, cut.id)) as answers:
-                self._channel.send(SegmentOpen(digest=model.digest, cut=cut.id, node_bitmap=cut.node_bitmap))
-                answer = await _next(answers)
+            early = (model.digest, cut.id) in self._early
+            try:
+                with self._asking(wanted) as answers:
+                    answer = await _next(answers)
+            except CompanionRefused:
+                if not early:
+                    raise
+                with self._asking(wanted) as answers:  # it was asked before the model was there
+                    answer = await _next(answers)
         if not isinstance(answer, SegmentReady):
             raise RemoteProtocolError(f"the companion answered a cut with {type(answer).__name__}")
         if not are_times(answer.tail_ms):
@@ -274,6 +289,7 @@ class Openings:
         theirs = decode(memoryview(answer.golden), max_bytes=GOLDEN_BYTES_MAX)
         if (why := _difference(model, theirs, await self._golden.run(model, cut.id))) is not None:
             raise CompanionRefused("DIFFERENT_NUMBERS", f"the companion computes this cut differently: {why}")
+        self._flight.opened(wanted)
         self._planner.segment_ready(model.name, cut.id, answer.tail_ms)
         self._on_open(model.digest, cut.id)
 
@@ -281,12 +297,20 @@ class Openings:
         return self._turns.setdefault(digest, asyncio.Lock())
 
     @contextmanager
-    def _expecting(self, key: _Key) -> Iterator[asyncio.Queue[Message]]:
-        queue = self._answers[key] = asyncio.Queue()
+    def _asking(self, asked: Opening) -> Iterator[asyncio.Queue[Message]]:
+        """Send it, unless the very same went with the dial, and take its answers."""
+        key = _key(asked)
+        if self._early.pop(key, None) != asked:
+            self._answers[key] = asyncio.Queue()
+            self._channel.send(asked)
         try:
-            yield queue
+            yield self._answers[key]
         finally:
             del self._answers[key]
+
+
+def _key(asked: Opening) -> _Key:
+    return asked.digest, asked.cut if isinstance(asked, SegmentOpen) else ""
 
 
 def _piece(path: Path, offset: int, size: int) -> bytes:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from agent.dialler import Dial, Dialler, Opened, Unreached
+from agent.first_flight import FirstFlight, Opening
 from agent.golden import Golden
 from agent.interfaces import source_towards
 from agent.openings import Openings
@@ -96,7 +97,9 @@ class Uplink:
             backoff=backoff,
             on_failure=self._not_connected,
             identity_is=identity_is,
+            first_flight=self._first_flight,
         )
+        self._flight = FirstFlight()
         self._planner = planner
         self._golden = golden
         self._draw = backoff.draw
@@ -139,11 +142,13 @@ class Uplink:
     def serve_model(self, model: ServedModel) -> None:
         """From now on this model may be shared with a companion."""
         self._models[model.name] = model
+        self._flight.forget(model.digest)  # the profile may be another one, and with it the golden inputs
         if self._openings is not None:
             self._openings.begin(model)
 
     def drop_model(self, model: ServedModel) -> None:
         self._models.pop(model.name, None)
+        self._flight.forget(model.digest)
         if self._openings is not None:
             self._openings.drop(model.name)
 
@@ -239,6 +244,13 @@ class Uplink:
                 self._silence_s = SILENCE_S if lived_s > SETTLED_S else min(2 * self._silence_s, SILENCE_MAX_S)
             opened = successor
 
+    def _first_flight(self, address: str) -> Sequence[Opening]:
+        """What the companion that was used last is asked with the dial; another one is not made to open for nothing
+        what it is asked for anyway if it is taken."""
+        if address != self.address:
+            return ()
+        return self._flight.pack((one.digest, self._planner.recent_cuts(one.name)[1]) for one in self._models.values())
+
     def _not_connected(self, why: str) -> None:
         """No companion can be reached. Beside a connection that is only silent so far, that changes nothing."""
         if self._channel is None:
@@ -261,7 +273,13 @@ class Uplink:
         )
         log.info("companion=%s connected as %s (%s)", self.address, channel.peer.name, channel.peer_hello.runtime)
         openings = self._openings = Openings(
-            channel, planner=self._planner, golden=self._golden, draw=self._draw, on_open=self._waiting.send_again
+            channel,
+            planner=self._planner,
+            golden=self._golden,
+            draw=self._draw,
+            on_open=self._waiting.send_again,
+            flight=self._flight,
+            asked=opened.asked,
         )
         for model in self._models.values():
             openings.begin(model)

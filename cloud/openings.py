@@ -268,6 +268,9 @@ class Openings:
     async def _open_cut(self, wanted: SegmentOpen) -> None:
         """Make the halves of a cut, run head ∘ tail on the golden inputs, answer SegmentReady."""
         offered = self._offered.get(wanted.digest)
+        if offered is not None and offered.preparing is not None:  # a device may ask for both at once
+            await asyncio.wait((offered.preparing,))
+            offered = self._offered.get(wanted.digest)
         if offered is None or offered.model is None:
             raise CompanionRefused(
                 "PLAN_MISMATCH", f"model {wanted.digest[:80]} is not ready in this session; offer it first"

@@ -119,12 +119,14 @@ def add(
     error: str = "",
     refused: str = "",
     receiver: Fields | None = None,
+    early: bool = False,
 ) -> None:
     """One vector. `stream`: with the peer's Hello in front, unless `hello` is not HELLO and so part of it."""
     data = (GREETING if hello is HELLO else b"") + b"".join(stream)
     vector = {
         "name": name,
         "receiver": receiver,
+        "early": early,
         "stream": parts(data),
         "hello": None if hello is HELLO else hello or {},
         "events": [{"message": tagged(fields), "payload": parts(payload)} for fields, payload in events or []],
@@ -486,6 +488,38 @@ def credits() -> None:
         refuse(f"credit with a body of {length} bytes", frame(128, 0, bytes(length), priority=0), GOOD)
 
 
+def early() -> None:
+    """What a device sends before it has the companion's Hello."""
+    offer, wanted = MESSAGES[0][0], MESSAGES[4][0]
+    flight = message(2, offer), message(3, wanted), message(4, INFER, b"boundary")
+    add("an offer, a cut and a request early", *flight,
+        events=[(offer, b""), (wanted, b""), (INFER, b"boundary")], early=True)  # fmt: skip
+    add("a ping early is answered behind the hello", message(2, PING, priority=0), answers=[PONG], early=True)
+    chunk, size = pack(CHUNK), len(pack(CHUNK))
+    for payload_bytes, body_bytes in ((65_536 - 512 - size, 262_124), (65_536 - 512 - size, 1_000)):
+        full = message(2, CHUNK, bytes(payload_bytes), body_bytes=body_bytes)
+        name = f"65,536 bytes early, in bodies of {body_bytes}"
+        add(name, full, events=[(CHUNK, bytes(payload_bytes))], early=True)
+    full = message(2, CHUNK, bytes(65_536 - 512 - size))
+    kept: list[tuple[Fields, bytes]] = [(CHUNK, bytes(65_536 - 512 - size))]
+    more = {"max_message_bytes": 1 << 20, "window_bytes": 1 << 20}
+    beyond = header(1, 2, 100, meta=size, pay=65_536 - 512 - size + 1)
+    refuse("one byte more early than there is for that, whatever the window", beyond, receiver=more, early=True)
+    refuse("one message more early than there is room for", full, message(3, PONG), events=kept, receiver=more,
+           early=True)  # fmt: skip
+    refuse("CONTROL is not free early", full, message(3, PONG, priority=0), events=kept, early=True)
+    again = frame(1, 2, chunk, meta=size, pay=40_000) + frame(3, 2)
+    refuse("a reset message has cost what it announced, early", again, message(3, CHUNK, bytes(30_000)), receiver=more,
+           early=True)  # fmt: skip
+    add("skipped frames and credit cost nothing early", frame(255, 0, bytes(70_000)), credit(2**40), GOOD,
+        events=[GOOD_EVENT], early=True)  # fmt: skip
+    old = HELLO | {"minor": 0}
+    add("early from a peer of 1.0", message(1, old, priority=0), flight[0], hello=old, events=[(offer, b"")],
+        early=True)  # fmt: skip
+    add("early behind a hello of another major version", message(1, {"t": "hello", "major": 2}, priority=0), GOOD,
+        hello=None, error="VERSION_MISMATCH", early=True)  # fmt: skip
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/wire_vectors.py", description=__doc__)
     parser.add_argument("--check", action="store_true", help="say whether the file is what this script writes")
@@ -501,7 +535,7 @@ def main() -> int:
 def document() -> str:
     """The file's text."""
     vectors.clear()
-    for some in (hellos, headers, streams, every_message, metadata, credits):
+    for some in (hellos, headers, streams, every_message, metadata, credits, early):
         some()
     names = [vector["name"] for vector in vectors]
     assert len(set(names)) == len(names), sorted(name for name in names if names.count(name) > 1)

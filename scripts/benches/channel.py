@@ -33,7 +33,7 @@ DELAY_MS: Final = 20
 """Each way: RTT 40 ms."""
 SEGMENT_SHARE: Final = 1448 / 1500
 """Of a link's rate that TCP's payload can take; the rest are headers of IP and TCP with time stamps."""
-SECONDS_QUICK, SECONDS = 2.0, 6.0
+SECONDS_QUICK, SECONDS = 1.2, 6.0
 
 
 def prepare() -> None:
@@ -164,7 +164,7 @@ def run(*, quick: bool) -> tuple[list[Figure], list[dict[str, Any]]]:
 
 def _loopback(quick: bool, rows: list[dict[str, Any]]) -> list[Figure]:
     with Ends(ENDS, "127.0.0.1", {"cloud": [], "edge": []}) as ends:
-        found = ends.step("loopback", rounds=4 if quick else 12, messages=150 if quick else 300)
+        found = ends.step("loopback", rounds=3 if quick else 12, messages=50 if quick else 300)
     rows += (
         {
             "path": f"loopback, 1 MB messages, {name}",
@@ -213,7 +213,7 @@ def _urgent(link: Link, ends: Ends, quick: bool, rows: list[dict[str, Any]]) -> 
     link.set(rate=10)
     figures = []
     for cc, name, reach in (("bbr", "urgent_ms", 60), ("cubic", "urgent_cubic_ms", 130)):
-        found = ends.step("urgent", cc=cc, seconds=2 if quick else 12)
+        found = ends.step("urgent", cc=cc, seconds=1.5 if quick else 12)
         rows.append({"path": f"1 KB behind three of 2 MB, 10 Mbit/s, {cc}", **found})
         figures.append(Figure(name=name, value=found["median_ms"], unit="ms", at_most=reach))
     return figures
@@ -230,7 +230,7 @@ def _after_idle(link: Link, ends: Ends, quick: bool, rows: list[dict[str, Any]])
         if quick and not name:
             continue
         link.sysctl("net.ipv4.tcp_slow_start_after_idle", slow_start)
-        found = ends.step("after_idle", cc=cc, rounds=2 if quick else 6)
+        found = ends.step("after_idle", cc=cc, rounds=2 if quick else 6, back_to_back=4 if quick else 8)
         ratio = found["after_idle_ms"] / found["back_to_back_ms"]
         path = f"400 KB after 2 s, 50 Mbit/s, {cc}, tcp_slow_start_after_idle={slow_start}"
         rows.append({"path": path, "ratio": ratio, **found})

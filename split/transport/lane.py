@@ -69,12 +69,13 @@ class LaneOwner(Protocol):
 
 
 class Lane(asyncio.BufferedProtocol):
-    """One end of a connection. `greets_first`: the Hello is sent at once, else when `greet` is called."""
+    """One end of a connection. `greets_first`: the Hello is sent at once, as the one that dials does, else when `greet`
+    is called."""
 
     def __init__(
         self, hello: Hello, credentials: Credentials, where: str, limits: Limits, *, greets_first: bool
     ) -> None:
-        self.connection = WireConnection(hello, limits=limits)
+        self.connection = WireConnection(hello, limits=limits, dials=greets_first)
         self.peer: PeerIdentity | None = None
         """Set when its certificate was checked."""
         self.over: str | None = None

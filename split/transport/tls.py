@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +19,7 @@ import msgspec
 from split.errors import CompanionRefused, ConnectionLost, IdentityError, IsthmusError, NotReached, Revoked
 from split.identity.contexts import Identity
 from split.identity.credentials import Credentials, credentials_of
-from split.transport.channel import Observation
+from split.transport.channel import Buffer, Observation
 from split.transport.endpoint import Endpoint
 from split.transport.lane import Lane, translate
 from split.wire.connection import Received, WireConnection
@@ -180,9 +181,13 @@ async def dial(
     hello: Hello,
     timeout_s: float,
     limits: Limits = DEFAULT_LIMITS,
+    first: Sequence[tuple[Message, Sequence[Buffer]]] = (),
 ) -> TlsChannel:
     """An open channel to the companion at `host:port`, its certificate and role checked, the Hellos exchanged.
 
+    `first`: messages with their payloads that go directly behind our Hello, as soon as TLS has verified the companion:
+    their answers need no round trip more than its Hello. Only what every companion of 1.0 knows, and no more than
+    `EARLY_BYTES` (LocalProtocolError); they are lost with the dial when it fails.
     Names with several addresses are tried as RFC 8305 says. All of it takes at most `timeout_s`; the second connection
     comes afterwards, to the very address that answered, where both sides speak 1.1. `hello` without session and lane.
     IdentityError: one of the certificates is wrong (the sentence says whose and why; trying again soon does not help);
@@ -198,10 +203,10 @@ async def dial(
         timeout_s=timeout_s,
         limits=limits,
     )
-    first = await way.open(host, port, hello, happy_eyeballs_delay_s=HAPPY_EYEBALLS_DELAY_S)
-    channel = TlsChannel(first)
+    lane = await way.open(host, port, hello, first=first, happy_eyeballs_delay_s=HAPPY_EYEBALLS_DELAY_S)
+    channel = TlsChannel(lane)
     if hello.session and channel.peer_hello.minor >= SESSIONS_SINCE_MINOR:
-        channel.expect(asyncio.create_task(_join(channel, first, way, hello), name="second connection"))
+        channel.expect(asyncio.create_task(_join(channel, lane, way, hello), name="second connection"))
     return channel
 
 
@@ -215,12 +220,23 @@ class _Way:
     timeout_s: float
     limits: Limits
 
-    async def open(self, host: str, port: int, hello: Hello, *, happy_eyeballs_delay_s: float | None) -> Lane:
-        """A connection with the Hellos exchanged, or the error in our words."""
+    async def open(
+        self,
+        host: str,
+        port: int,
+        hello: Hello,
+        *,
+        happy_eyeballs_delay_s: float | None,
+        first: Sequence[tuple[Message, Sequence[Buffer]]] = (),
+    ) -> Lane:
+        """A connection with the Hellos exchanged, or the error in our words. `first` goes behind our Hello."""
+        lane = Lane(hello, self.credentials, self.where, self.limits, greets_first=True)
+        for message, payload in first:
+            lane.connection.send(message, payload)
         try:
             async with asyncio.timeout(self.timeout_s):
-                _, lane = await asyncio.get_running_loop().create_connection(
-                    lambda: Lane(hello, self.credentials, self.where, self.limits, greets_first=True),
+                await asyncio.get_running_loop().create_connection(
+                    lambda: lane,
                     host,
                     port,
                     ssl=self.credentials.context(),

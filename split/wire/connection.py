@@ -30,6 +30,7 @@ from split.wire.frames import (
 from split.wire.greeting import VersionMismatch, read_hello
 from split.wire.limits import (
     DEFAULT_LIMITS,
+    EARLY_BYTES,
     FRAME_HEADER_BYTES,
     KIB,
     MAX_FRAME_BYTES,
@@ -77,9 +78,12 @@ class Received:
 
 
 class WireConnection:
-    """Sans-IO state of one connection; `hello` is sent first, the peer's is awaited."""
+    """Sans-IO state of one connection; `hello` is sent first, the peer's is awaited.
 
-    def __init__(self, hello: Hello, *, limits: Limits = DEFAULT_LIMITS) -> None:
+    `dials`: the device's side, which may send a little behind its Hello without waiting for the companion's.
+    """
+
+    def __init__(self, hello: Hello, *, limits: Limits = DEFAULT_LIMITS, dials: bool = False) -> None:
         self.limits = limits
         self.peer_hello: Hello | None = None
         """Set when the peer's Hello was received."""
@@ -105,7 +109,11 @@ class WireConnection:
         self._body_left = 0
         self._direct_body = 0
         self._is_credit = False
-        self._outbox.put(self._pack(hello, (), Priority.CONTROL))
+        self._early_left = EARLY_BYTES
+        """What may still cross before the companion's Hello: sent by a side that dials, received by the other one."""
+        self._dials = dials
+        self._greeting = self._pack(hello, (), Priority.CONTROL)
+        self._outbox.put(self._greeting)
 
     # ---- out
 
@@ -142,19 +150,32 @@ class WireConnection:
 
         Raises ConnectionLost after an error, Overloaded when the queue's bound in bytes is reached, TooLarge when the
         message is over the bound for metadata or over what the peer's Hello allows, LocalProtocolError for a second
-        Hello, a payload where the message has none, or anything before the peer's Hello came.
+        Hello, a payload where the message has none, or, before the peer's Hello came, anything by a companion and more
+        than `EARLY_BYTES` by a device (that knows no message of 1.1 to be welcome, either).
         """
         if self._closed_because is not None:
             raise ConnectionLost(self._closed_because)
-        if self.peer_hello is None and not isinstance(message, Refused):
-            raise LocalProtocolError(f"{type(message).__name__} may be sent once the peer's Hello was received")
         if isinstance(message, Hello):
             raise LocalProtocolError("a connection sends one Hello, its first message")
         if payload and not may_have_payload(message):
             raise LocalProtocolError(f"{type(message).__name__} carries no payload")
         outgoing = self._pack(message, payload, priority)
         self._outbox.require_room(outgoing)
+        if self.peer_hello is None and not isinstance(message, Refused):
+            self._spend_early(outgoing)
         self._outbox.put(outgoing)
+
+    def _spend_early(self, outgoing: Outgoing) -> None:
+        """LocalProtocolError when the peer's Hello must come first."""
+        name, cost_bytes = type(outgoing.message).__name__, cost(outgoing.left, begins=True)
+        if not self._dials:
+            raise LocalProtocolError(f"{name} may be sent once the peer's Hello was received")
+        if cost_bytes > self._early_left:
+            raise LocalProtocolError(
+                f"before the companion's Hello {EARLY_BYTES} bytes may be sent, {self._early_left} are left and {name} "
+                f"costs {cost_bytes}: send it once the Hello was received"
+            )
+        self._early_left -= cost_bytes
 
     def _pack(self, message: Message, payload: Sequence[Buffer], priority: Priority) -> Outgoing:
         metadata = encode_metadata(message)
@@ -329,6 +350,13 @@ class WireConnection:
             raise RemoteProtocolError(
                 f"messages may have {self.limits.max_message_bytes} bytes as the Hello says, one of {size} begins"
             )
+        if self.peer_hello is not None and not self._greeting.begun:
+            self._early_left -= cost(size, begins=True)
+            if self._early_left < 0:
+                raise RemoteProtocolError(
+                    f"before this side's Hello at most {EARLY_BYTES} bytes may come, message {header.number} of {size} "
+                    f"bytes is {-self._early_left} too many"
+                )
         self._highest_number = header.number
         self._arriving[header.priority] = arriving = Arriving(header)
         return arriving

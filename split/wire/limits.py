@@ -26,6 +26,10 @@ MAX_MESSAGE_BYTES: Final = 2**32 - 1
 MIN_WINDOW_BYTES: Final = 64 * KIB
 """Of credit: less would make one frame wait for the other."""
 
+EARLY_BYTES: Final = 64 * KIB
+"""What a device may send before it has the companion's Hello, counted as credit is, CONTROL not excepted: no Hello says
+less, neither as the largest message nor as credit, so that what went early fits whatever comes."""
+
 MAX_WAITING_PONGS: Final = 64
 """A peer that pings without reading the answers is cut off here."""
 
@@ -74,5 +78,6 @@ class Limits:
 
 DEFAULT_LIMITS: Final = Limits()
 
+assert min(MIN_WINDOW_BYTES, MAX_HELLO_BYTES) >= EARLY_BYTES
 assert MAX_HELLO_BYTES <= MAX_METADATA_BYTES <= CONTROL_QUEUE_BYTES
 assert MAX_METADATA_BYTES + 1000 * 2 * MESSAGE_OVERHEAD_BYTES <= CONTROL_QUEUE_BYTES

@@ -68,7 +68,7 @@ async def companion(identities: dict[str, Identity]) -> AsyncIterator[tuple[str,
 
 
 def dialler(identities: dict[str, Identity], companions: list[str]) -> Dialler:
-    async def tls(address: str, timeout_s: float) -> Channel:
+    async def tls(address: str, timeout_s: float, first: object) -> Channel:
         host, _, port = address.rpartition(":")
         return await dial(host, int(port), identity=identities["device"], hello=HELLO, timeout_s=20)
 
@@ -112,7 +112,7 @@ async def test_the_daemon_announces_the_largest_message_that_it_takes(
         identity=IdentityFiles(cert=device.cert, key=device.key, ca=device.ca),
     )
     async with asyncio.timeout(60), companion(identities) as (address, open_there):
-        channel = await Daemon(config)._dial(address, 20.0)
+        channel = await Daemon(config)._dial(address, 20.0, ())
         await until(lambda: bool(open_there))
         assert open_there[0].peer_hello.max_message_bytes == DEFAULT_LIMITS.max_message_bytes
         await channel.close("the test ends")

@@ -10,7 +10,7 @@ import heapq
 import itertools
 import math
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ from split.wire.messages import (
     Cancel,
     Hello,
     Infer,
+    Message,
     ModelNeed,
     ModelOffer,
     ModelReady,
@@ -255,9 +256,11 @@ class Lab:
             while not true():  # noqa: ASYNC110 - virtual time, costs nothing
                 await asyncio.sleep(0.01)
 
-    async def _dial(self, address: str, timeout_s: float) -> MemoryChannel:
+    async def _dial(self, address: str, timeout_s: float, first: Sequence[Message]) -> MemoryChannel:
         self.dials += 1
         device, companion = memory_pair(HELLO, HELLO)
+        for message in first:
+            device.send(message)
         self.companions.append(asyncio.create_task(self._companion(companion)))
         return device
 
@@ -965,7 +968,7 @@ def test_a_request_that_cannot_be_sent_again_in_time_is_an_error_by_its_deadline
     async def story() -> None:
         async with Lab(tmp_path, behave=dies, contract=MUST_COME) as lab:
 
-            async def unreachable(address: str, timeout_s: float) -> MemoryChannel:
+            async def unreachable(address: str, timeout_s: float, first: object) -> MemoryChannel:
                 raise NotReached("REFUSED", "nobody is there")
 
             lab.uplink._dialler._dial = unreachable

@@ -237,7 +237,7 @@ class World:
         self.uplink.serve_model(served)
         return served
 
-    async def dial(self, address: str, timeout_s: float) -> MemoryChannel:
+    async def dial(self, address: str, timeout_s: float, first: Sequence[Message]) -> MemoryChannel:
         self.dialled.append((self.now, address))
         try:
             async with asyncio.timeout(timeout_s):
@@ -257,6 +257,8 @@ class World:
         device, companion = memory_pair(hello(), hello(self.max_message_bytes, self.kernels))
         if self.delay_s:
             delay_arrivals(device, self.delay_s)
+        for message in first:
+            device.send(message)
         self.connected.append((address, device, companion))
         self.tasks.append(asyncio.create_task(self.companion(companion)))
         return device

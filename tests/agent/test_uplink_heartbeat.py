@@ -33,7 +33,7 @@ def test_a_heartbeat_that_dies_ends_the_connection_and_the_next_one_beats(caplog
         channels: list[MemoryChannel] = []
         companions: list[MemoryChannel] = []
 
-        async def dial(_: str, timeout_s: float) -> MemoryChannel:
+        async def dial(_: str, timeout_s: float, first: object) -> MemoryChannel:
             device, companion = memory_pair(HELLO, HELLO)
             channels.append(device)
             companions.append(companion)

@@ -7,7 +7,8 @@ import threading
 import numpy as np
 
 import cloud.openings
-from split.wire.messages import ModelReady, Refused, Reply, SegmentOpen
+from split.errors import InvalidModel
+from split.wire.messages import ModelNeed, ModelReady, Refused, Reply, SegmentOpen, SegmentReady
 
 
 async def test_a_bitmap_that_is_none_of_this_models_costs_no_child_process(house, chain):
@@ -47,3 +48,42 @@ async def test_golden_inputs_are_made_beside_the_event_loop(house, chain, monkey
     await house.connect().bring(chain)
     assert made_in
     assert threading.main_thread() not in made_in
+
+
+async def test_a_cut_asked_for_behind_its_model_is_open_without_waiting_for_it(house, chain):
+    before, device = house.connect("camera-1"), house.connect("camera-2")
+    await before.bring(chain)
+    cut = chain.card.cuts[0]
+    device.channel.send(chain.offer)
+    device.channel.send(SegmentOpen(digest=chain.digest, cut=cut.id, node_bitmap=cut.node_bitmap))
+    answers = [await device.next() for _ in range(3)]
+    assert [type(one) for one in answers] == [ModelNeed, ModelReady, SegmentReady]
+    assert answers[0].missing == ()
+
+
+async def test_a_cut_asked_for_behind_a_model_that_is_not_here_is_refused_and_opened_once_it_is(house, chain):
+    device, cut = house.connect(), chain.card.cuts[0]
+    device.channel.send(chain.offer)
+    device.channel.send(SegmentOpen(digest=chain.digest, cut=cut.id, node_bitmap=cut.node_bitmap))
+    need, refused = await device.next(), await device.next()
+    assert need.missing
+    assert (type(refused), refused.code, refused.cut) == (Refused, "PLAN_MISMATCH", cut.id)
+    await device.bring(chain)
+    await device.open(chain, cut)
+
+
+async def test_a_model_that_fails_takes_the_cut_asked_for_behind_it_along(house, chain, monkeypatch):
+    before, device = house.connect("camera-1"), house.connect("camera-2")
+    await before.bring(chain)
+    cut = chain.card.cuts[0]
+
+    async def broken(*_: object) -> None:
+        raise InvalidModel("broken on the disk")
+
+    monkeypatch.setattr(house.companion.segments, "prepare", broken)
+    device.channel.send(chain.offer)
+    device.channel.send(SegmentOpen(digest=chain.digest, cut=cut.id, node_bitmap=cut.node_bitmap))
+    need, model_refused, cut_refused = [await device.next() for _ in range(3)]
+    assert need.missing == ()
+    assert (model_refused.code, model_refused.cut) == ("INVALID_MODEL", "")
+    assert (cut_refused.code, cut_refused.cut) == ("PLAN_MISMATCH", cut.id)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent.first_flight import FirstFlight
 from agent.openings import BULK_WINDOW_BYTES, CHUNK_BYTES, Openings
 from agent.planner import Planner
 from agent.served_model import ServedModel
@@ -127,7 +128,7 @@ class Link:
             hello(),
             delay=lambda size, arrive: asyncio.get_running_loop().call_later(size / rate_bytes_per_s, arrive),
         )
-        self.openings = Openings(self.device, planner=planner, golden=Golden(), draw=lambda: 0.5)  # type: ignore[arg-type]
+        self.openings = Openings(self.device, planner=planner, golden=Golden(), draw=lambda: 0.5, flight=FirstFlight())  # type: ignore[arg-type]
         planner.connected(max_message_bytes=1 << 26)
         self._tasks = [asyncio.create_task(self._answers()), asyncio.create_task(self._companion_serves())]
 

@@ -167,9 +167,42 @@ def test_a_hello_with_an_impossible_message_size_is_refused(size: int) -> None:
     assert "max_message_bytes must be" in str(connection.failure)
 
 
-def test_nothing_is_sent_before_the_peers_hello() -> None:
+def test_a_companion_sends_nothing_before_the_devices_hello() -> None:
     with pytest.raises(LocalProtocolError, match="once the peer's Hello was received"):
         WireConnection(hello()).send(infer("a"))
+
+
+def test_a_device_sends_64_kib_behind_its_hello_to_the_byte_and_the_rest_after_the_companions() -> None:
+    device, companion = WireConnection(hello(), dials=True), WireConnection(hello())
+    metadata_bytes = len(drain_one(infer("a")))
+    device.send(infer("a"), [bytes(64 * KIB - 2 * 512 - 2 * metadata_bytes)])
+    with pytest.raises(LocalProtocolError, match=r"65536 bytes may be sent, .* and Infer costs"):
+        device.send(infer("b"), [b"x"])
+    device.send(infer("b"))
+    with pytest.raises(LocalProtocolError, match="before the companion's Hello"):
+        device.send(Cancel(request_id="a", attempt=1), priority=Priority.CONTROL)
+    received = companion.receive(b"".join(drain(device)))
+    assert [one.message for one in received] == [infer("a"), infer("b")]
+    assert device.receive(b"".join(drain(companion))) == []
+    device.send(infer("c"), [bytes(64 * KIB)])
+    assert [one.message for one in companion.receive(b"".join(drain(device)))] == [infer("c")]
+    assert companion.failure is None
+
+
+def drain_one(message: Message) -> bytes:
+    """Metadata as msgspec alone makes it."""
+    return msgspec.msgpack.encode(message)
+
+
+def test_what_went_early_counts_against_the_credit_that_the_companions_hello_gives() -> None:
+    device = WireConnection(hello(), dials=True)
+    device.send(infer("a"), [bytes(60_000)])
+    drain(device)
+    device.receive(message_bytes(1, HELLO_FIELDS | {"window_bytes": 64 * KIB}, priority=0))
+    device.send(infer("b"), [bytes(60_000)])
+    left = 64 * KIB - (512 + len(drain_one(infer("a"))) + 60_000) - 512
+    assert sum(len(frame) - 20 for frame in drain(device)) == left
+    assert device.blocked
 
 
 SESSION = "0123456789abcdef" * 2
@@ -567,6 +600,7 @@ def test_an_invalid_message_is_dropped_with_its_payload_and_the_next_one_is_unde
 
 def test_after_4096_invalid_messages_one_more_ends_the_connection() -> None:
     connection = WireConnection(hello())
+    connection.next_frame()
     connection.receive(HELLO_BYTES)
     for number in range(2, 4_098):
         connection.receive(message_bytes(number, {"t": "unheard-of"}))

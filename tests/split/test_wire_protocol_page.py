@@ -63,6 +63,8 @@ def test_the_numbers_of_the_page_are_those_of_the_code() -> None:
     assert f"{limits.CONTROL_QUEUE_BYTES // limits.MIB} MiB of priority CONTROL" in PAGE
     assert f"{limits.DEFAULT_LIMITS.unread_bytes // limits.MIB} MiB, then reading stops" in PAGE
     assert f"0 or {limits.MIN_WINDOW_BYTES:,} to 2³²−1" in PAGE
+    assert f"together cost at most {limits.EARLY_BYTES:,}" in PAGE
+    assert f"| {limits.EARLY_BYTES:,} bytes in all" in PAGE
     assert f"a BEGIN costs {limits.MESSAGE_OVERHEAD_BYTES} more" in PAGE
     assert f"the last {CANCELS_REMEMBERED} such" in PAGE
     assert f"at most {golden.SAMPLE_ELEMENTS:,}, at least 1" in PAGE
