@@ -106,7 +106,7 @@ class Openings:
         self._offered: dict[str, _Offered] = {}
         self._refused: set[str] = set()
         """Digests whose chunks may still be on their way after a refusal: they are let fall."""
-        self._waiting: deque[tuple[ModelOffer | ModelChunk, memoryview]] = deque()
+        self._waiting: deque[tuple[ModelOffer | ModelChunk | SegmentOpen, memoryview]] = deque()
         """What is worked on next, in the order in which it came."""
         self._waiting_bytes = 0
         self._took = asyncio.Event()
@@ -141,9 +141,9 @@ class Openings:
             self._companion.store.release(digest, self._device)
         self._offered.clear()
 
-    async def take(self, message: ModelOffer | ModelChunk, data: memoryview) -> None:
-        """An offer or a piece came. Worked on in order and beside the requests, since hashing and writing may take
-        long; waits where much is waiting already."""
+    async def take(self, message: ModelOffer | ModelChunk | SegmentOpen, data: memoryview) -> None:
+        """Something about models came: a cut may be asked for right behind its model. Worked on in order and beside the
+        requests, since hashing and writing may take long; waits where much is waiting already."""
         while self._waiting_bytes > WAITING_BYTES:
             self._took.clear()
             await self._took.wait()
@@ -157,10 +157,13 @@ class Openings:
         try:
             while self._waiting:
                 message, data = self._waiting.popleft()
-                if isinstance(message, ModelOffer):
-                    await self._offer(message)
-                else:
-                    await self._chunk(message, data)
+                match message:
+                    case ModelOffer():
+                        await self._offer(message)
+                    case ModelChunk():
+                        await self._chunk(message, data)
+                    case SegmentOpen():
+                        self._open(message)
                 self._waiting_bytes -= _held_bytes(message, data)
                 self._took.set()
         finally:
@@ -261,7 +264,7 @@ class Openings:
         offered.ready = ModelReady(digest=offer.digest, golden=_joined(sample(outputs)), whole_ms=whole.expected_ms)
         self._send(offered.ready)
 
-    def open(self, wanted: SegmentOpen) -> None:
+    def _open(self, wanted: SegmentOpen) -> None:
         """Begin to open a cut; answered by SegmentReady or Refused."""
         self._begin(lambda: self._open_cut(wanted), digest=wanted.digest, cut=wanted.cut)
 
@@ -373,8 +376,8 @@ class Openings:
         self._send(Refused(code=error.code, message=str(error)[:MAX_TEXT], digest=digest, cut=cut))
 
 
-def _held_bytes(message: ModelOffer | ModelChunk, data: memoryview) -> int:
-    """What it takes while it waits: an offer at most all that metadata may have."""
+def _held_bytes(message: ModelOffer | ModelChunk | SegmentOpen, data: memoryview) -> int:
+    """What it takes while it waits: an offer or a bitmap at most all that metadata may have."""
     return data.nbytes + MESSAGE_OVERHEAD_BYTES if isinstance(message, ModelChunk) else MAX_METADATA_BYTES
 
 

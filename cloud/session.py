@@ -174,7 +174,7 @@ class Session:
             case SegmentOpen(digest=digest, cut=cut) as wanted:
                 _check_name(digest)
                 _check_name(cut)
-                self._openings.open(wanted)
+                await self._openings.take(wanted, incoming.payload)
             case Renew(request=request):
                 self._begin_renewal(request)
             case Ping(nonce=nonce):
