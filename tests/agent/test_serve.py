@@ -6,6 +6,7 @@ Expected outputs come from a formula of the tiny model, never from the code unde
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import itertools
 import math
@@ -52,11 +53,13 @@ from split.runtime.store import SegmentStore
 from split.transport.memory import MemoryChannel, memory_pair
 from split.transport.retry import Backoff
 from split.transport.virtual_time import run_in_virtual_time
+from split.wire.limits import DEFAULT_LIMITS
 from split.wire.messages import (
     Cancel,
     Hello,
     Infer,
     Message,
+    ModelChunk,
     ModelNeed,
     ModelOffer,
     ModelReady,
@@ -533,6 +536,39 @@ def test_without_local_fallback_a_failure_before_the_bytes_leave_is_that_error(
             with pytest.raises(EngineFailed, match="it broke"):
                 await lab.ask()
             assert lab.intake.room.held_bytes == 0
+
+    run_in_virtual_time(story())
+
+
+@pytest.mark.parametrize("contract", [Contract(), MUST_COME], ids=["local", "503"])
+def test_o_wi_02_a_request_for_which_the_full_queue_has_no_room_runs_here_or_is_a_503_within_50_ms(
+    tmp_path: Path, contract: Contract
+) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=replies_after(0.01), contract=contract) as lab:
+            channel = lab.uplink._channel
+            assert isinstance(channel, MemoryChannel)
+            channel.freeze()  # the companion stops reading, behind as much as the queue takes
+            piece = ModelChunk(digest=lab.model.digest, file="another", offset=0)
+            for size in (1 << 19, 1):
+                with contextlib.suppress(Overloaded):
+                    while True:
+                        channel.send(piece, [bytes(size)], priority=Priority.BULK)
+            began_s = asyncio.get_running_loop().time()
+            if contract is MUST_COME:
+                with pytest.raises(Overloaded) as error:  # no sooner known than when the head has run
+                    await lab.ask()
+                assert error.value.status == 503
+                own_ms = HEAD_MS
+            else:
+                outcome = await lab.ask()
+                assert_right(outcome)
+                assert "does not fit" in outcome.fallback
+                own_ms = HEAD_MS + TAIL_MS
+            took_ms = (asyncio.get_running_loop().time() - began_s) * 1000
+            assert took_ms - own_ms <= 50
+            assert channel.queued_bytes <= DEFAULT_LIMITS.queue_bytes + 1000
+            channel.thaw()
 
     run_in_virtual_time(story())
 
