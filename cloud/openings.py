@@ -26,7 +26,7 @@ from split.codec.payload import decode, encode
 from split.errors import CompanionRefused, InvalidRequest, IsthmusError, Overloaded
 from split.ids import OFFLOAD_CUT, CutId
 from split.tensor import Array, Tensors, TensorSpec, dtype_name
-from split.wire.limits import MAX_METADATA_BYTES, MESSAGE_OVERHEAD_BYTES
+from split.wire.limits import MESSAGE_OVERHEAD_BYTES
 from split.wire.messages import (
     Message,
     ModelChunk,
@@ -377,8 +377,15 @@ class Openings:
 
 
 def _held_bytes(message: ModelOffer | ModelChunk | SegmentOpen, data: memoryview) -> int:
-    """What it takes while it waits: an offer or a bitmap at most all that metadata may have."""
-    return data.nbytes + MESSAGE_OVERHEAD_BYTES if isinstance(message, ModelChunk) else MAX_METADATA_BYTES
+    """What it takes while it waits, about."""
+    match message:
+        case ModelOffer(files=files, golden=golden, chunks=chunks):
+            own_bytes = len(golden) + len(chunks) + sum(len(name) + MESSAGE_OVERHEAD_BYTES for name, _, _ in files)
+        case SegmentOpen(node_bitmap=bitmap):
+            own_bytes = len(bitmap)
+        case _:
+            own_bytes = data.nbytes
+    return own_bytes + MESSAGE_OVERHEAD_BYTES
 
 
 def _golden_of(offer: ModelOffer, inputs: Sequence[TensorSpec]) -> Tensors:
