@@ -22,7 +22,7 @@ from split.graph.cost import node_flops
 from split.graph.cuts import Cut
 from split.graph.growth import CutGrowth, Elements, Extent, Floats, Growth, OpenDim, Step, open_dims, shapes_at
 from split.graph.model import Model
-from split.graph.shapes import concrete_shapes
+from split.graph.shapes import shape_teller
 
 STRIDE: Final = 64
 """Total strides that divide it are told apart; networks have 32 at most, two of them 64."""
@@ -33,6 +33,8 @@ SAMPLED_NODES_MAX: Final = 10_000
 OFFSETS_MIN: Final = 4
 RUN_OFFSETS: Final = (1, 3, 6)
 """The same where each sample is a run: few, since only values that inference does not tell depend on them."""
+JOINED_MAX: Final = 32
+"""Open dims of which a Reshape may have joined two: 528 pairs, a millisecond for each dim that is no such product."""
 ROUNDING: Final = 1e-9
 OPEN_DIMS_MAX: Final = 8
 """Further ones are taken to stay as they are."""
@@ -89,8 +91,10 @@ def growth(model: Model, cuts: Sequence[Cut], at: Sizes, show: Show = lambda siz
 def _looks(model: Model, dims: tuple[OpenDim, ...], at: Sizes, show: Show) -> list[_Look]:
     """By inference, and where it does not tell all, by runs."""
 
+    tell = shape_teller(model.source)
+
     def inferred(sizes: Sizes) -> Shapes:
-        return concrete_shapes(model.source, shapes_at(model.inputs, dims, sizes))
+        return tell(shapes_at(model.inputs, dims, sizes))
 
     count = max(OFFSETS_MIN, min(len(OFFSETS), SAMPLED_NODES_MAX // max(len(model.nodes), 1)))
     first = _Look(model, dims, at, inferred, stride=STRIDE, offsets=OFFSETS[:count])
@@ -253,7 +257,7 @@ def _factors(values: Sizes, pool: Mapping[Sizes, Extent]) -> tuple[Extent, ...] 
     """What explains a dim: one extent, or, where a Reshape has joined two, both and a constant."""
     if (found := pool.get(values)) is not None:
         return (found,)
-    open_ones = [(np.array(samples), extent) for samples, extent in pool.items() if extent.steps]
+    open_ones = [(np.array(samples), extent) for samples, extent in pool.items() if extent.steps][:JOINED_MAX]
     wanted = np.array(values)
     for place, (one, first) in enumerate(open_ones):
         for other, second in open_ones[place:]:

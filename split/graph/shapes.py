@@ -8,7 +8,7 @@ that is the business of the workbench.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -56,37 +56,48 @@ def fill_in(source: ir.Model, path: Path) -> str:
     return ""
 
 
-def infer_shapes(source: ir.Model, at: Mapping[str, Sequence[int]] | None = None, *, hints: bool) -> onnx.ModelProto:
-    """ONNX shape inference on a copy without weights, the inputs in `at` having those shapes.
+def infer_shapes(source: ir.Model, *, hints: bool) -> onnx.ModelProto:
+    """ONNX shape inference on a copy without weights.
 
     `hints`: let the file's own value_info in (it may be stale). Raises whatever the C++ inference raises.
     """
     proto = _without_weights(source)
     if not hints:
         del proto.graph.value_info[:]
-    if at is not None:
-        for value in proto.graph.input:
-            for dim, size in zip(value.type.tensor_type.shape.dim, at.get(value.name, ()), strict=False):
-                dim.dim_value = size
-        for value in proto.graph.output:
-            value.type.tensor_type.ClearField("shape")
     return onnx.shape_inference.infer_shapes(proto, data_prop=True)
 
 
 def concrete_shapes(source: ir.Model, at: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
     """Shapes of all values when the inputs have the shapes in `at`, as far as shape inference tells; what it does not
     tell is missing."""
-    try:
-        proto = infer_shapes(source, at, hints=False)
-    except Exception as error:  # the C++ inference raises whatever it meets
-        log.info("no shapes at %s: %s", dict(at), error)
-        return {}
-    shapes: dict[str, tuple[int, ...]] = {}
-    for info in (*proto.graph.value_info, *proto.graph.input, *proto.graph.output):
-        shape = info.type.tensor_type.shape
-        if info.type.tensor_type.HasField("shape") and all(dim.HasField("dim_value") for dim in shape.dim):
-            shapes[info.name] = tuple(dim.dim_value for dim in shape.dim)
-    return shapes
+    return shape_teller(source)(at)
+
+
+def shape_teller(source: ir.Model) -> Callable[[Mapping[str, Sequence[int]]], dict[str, tuple[int, ...]]]:
+    """`concrete_shapes` of a model that does not change meanwhile, for many sizes: it is serialised once, which takes
+    several times as long as inference. Each call must name the same inputs."""
+    proto = _without_weights(source)
+    del proto.graph.value_info[:]
+    for value in proto.graph.output:
+        value.type.tensor_type.ClearField("shape")
+
+    def tell(at: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+        for value in proto.graph.input:
+            for dim, size in zip(value.type.tensor_type.shape.dim, at.get(value.name, ()), strict=False):
+                dim.dim_value = size
+        try:
+            told = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        except Exception as error:  # the C++ inference raises whatever it meets
+            log.info("no shapes at %s: %s", dict(at), error)
+            return {}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for info in (*told.graph.value_info, *told.graph.input, *told.graph.output):
+            shape = info.type.tensor_type.shape
+            if info.type.tensor_type.HasField("shape") and all(dim.HasField("dim_value") for dim in shape.dim):
+                shapes[info.name] = tuple(dim.dim_value for dim in shape.dim)
+        return shapes
+
+    return tell
 
 
 def is_weight(tensor: ir.TensorProtocol) -> bool:

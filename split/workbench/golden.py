@@ -24,7 +24,7 @@ from split.codec.fidelity import MEASURES
 from split.codec.golden import SAMPLE_ELEMENTS, SAMPLES_BYTES, golden_inputs
 from split.codec.image import prepare_image
 from split.errors import EngineFailed, InvalidModel, InvalidRequest
-from split.graph.card import ModelCard
+from split.graph.card import CARD_VERSION, ModelCard
 from split.profiles.contract import Contract
 from split.runtime.engine import Segment
 from split.tensor import NUMPY_DTYPES, Tensors
@@ -90,13 +90,14 @@ def inputs_beside(model_path: Path) -> Tensors | None:
 
 def profile_basis(model_path: Path, contract: Contract | None) -> str:
     """16 hex digits over what a profile depends on besides model, runtime and device: the golden requests that lie
-    beside the model, the pictures that the contract takes, the threads that it wants and what it asks of cuts, the
-    measures of fidelity, how runs are sampled. Reads the files.
+    beside the model, the pictures that the contract takes, the threads that it wants and what it asks of cuts, by which
+    rules halves are cut, the measures of fidelity, how runs are sampled. Reads the files.
 
     None stands for a contract without pictures and with threads by measurement. Requests that were given
     (`--inputs`) change nothing in it: whoever measured on them meant it, until the surroundings change.
     """
-    digest = hashlib.sha256(repr((REQUESTS_MAX, sorted(MEASURES), SAMPLE_ELEMENTS, SAMPLES_BYTES)).encode())
+    rules = (CARD_VERSION, REQUESTS_MAX, sorted(MEASURES), SAMPLE_ELEMENTS, SAMPLES_BYTES)
+    digest = hashlib.sha256(repr(rules).encode())
     digest.update(repr(contract.resource.threads if contract is not None else "auto").encode())
     asked = contract or Contract()  # what it asks decides which cuts there are
     private = sorted((spec.name, spec.privacy) for spec in asked.data.inputs if spec.privacy != "any")
