@@ -1138,7 +1138,7 @@ def test_a_forced_placement_that_cannot_be_had_is_answered_here_and_says_why(tmp
     run_in_virtual_time(story())
 
 
-# -- in parts ----------------------------------------------------------------------------------------------------------
+# -- in parts --------------------------------------------------------------------------------------------------------
 
 
 def assert_right_rows(lab: Lab, outcome: Outcome) -> None:
@@ -1229,5 +1229,43 @@ def test_where_only_the_companion_may_answer_a_lost_part_is_the_requests_error(t
                 await lab.ask()
             assert lab.intake.room.held_bytes == 0
             assert lab.uplink.inflight == 0
+
+    run_in_virtual_time(story())
+
+
+# -- several requests at once ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("slowest", "link_ms", "companion_ms"), [("device", 10.0, 10.0), ("link", 70.0, 10.0), ("companion", 10.0, 70.0)]
+)
+def test_requests_follow_each_other_at_the_pace_of_the_slowest_stage(
+    tmp_path: Path, slowest: str, link_ms: float, companion_ms: float
+) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=replies_after(companion_ms / 1000)) as lab:
+            channel = lab.uplink._channel
+            assert isinstance(channel, MemoryChannel)
+            sent = [channel.sent_bytes]
+            for _ in range(5):
+                await lab.ask()
+                sent.append(channel.sent_bytes)
+            request_bytes = min(after - before for before, after in itertools.pairwise(sent))  # without a probe
+            bytes_per_s = request_bytes / (link_ms / 1000)
+            loop = asyncio.get_running_loop()
+
+            def carry(size: int, deliver: Callable[[], None]) -> None:
+                loop.call_later(size / bytes_per_s, deliver)
+
+            channel._delay = carry
+            started_s, count = loop.time(), 12
+            outcomes = await asyncio.gather(*(lab.ask(deadline_ms=5000.0) for _ in range(count)))
+            for outcome in outcomes:
+                assert_right(outcome)
+                assert outcome.ran.placement is Placement.SPLIT
+            # the first passes all stages, each further one comes out after the slowest: a line without a gap
+            stages_ms = {"device": HEAD_MS, "link": link_ms, "companion": companion_ms}
+            line_ms = sum(stages_ms.values()) + (count - 1) * stages_ms[slowest]
+            assert (loop.time() - started_s) * 1000 == pytest.approx(line_ms, rel=0.03)
 
     run_in_virtual_time(story())
