@@ -54,8 +54,8 @@ class Limits(_Section, frozen=True, kw_only=True):
     """Milliseconds for a request that names no deadline and whose contract names none: longer than any model that is
     worth serving on a device takes, short enough that a stuck caller is told so."""
     inflight_bytes: _Bytes = 256 << 20
-    """Bytes of requests being answered (inputs, boundaries, payloads); more are refused as overload. 256 MiB: some four
-    hundred 224 × 224 pictures as tensors, a quarter of a 1 GB board."""
+    """Bytes of requests being answered (bodies, tensors, payloads, in one sum); more are refused as overload. 256 MiB:
+    some four hundred 224 × 224 pictures as tensors, a quarter of a 1 GB board."""
 
 
 class Workbench(_Section, frozen=True, kw_only=True):

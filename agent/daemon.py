@@ -24,6 +24,7 @@ from agent.metrics import Metrics
 from agent.planner import Planner
 from agent.renewal import Renewal
 from agent.repository import Repository
+from agent.room import Room
 from agent.serve import Serve
 from agent.served_model import ServedModel
 from agent.service import DaemonService
@@ -60,6 +61,7 @@ class Daemon:
 
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
+        self._room = Room(config.limits.inflight_bytes)
         self._engine = OrtEngine()
         self._stack = contextlib.AsyncExitStack()
         self.service: DaemonService
@@ -118,9 +120,7 @@ class Daemon:
         health = Health(compute)
         renewal = Renewal(self._credentials, ask=uplink.ask_renewal) if config.companions else None
         self.service = DaemonService(
-            intake=Intake(
-                default_deadline_ms=config.limits.default_deadline_ms, inflight_bytes=config.limits.inflight_bytes
-            ),
+            intake=Intake(default_deadline_ms=config.limits.default_deadline_ms, room=self._room),
             serve=Serve(planner=planner, compute=compute, uplink=uplink, lateness=lateness, journal=journal),
             repository=repository,
             journal=journal,
@@ -187,7 +187,7 @@ class Daemon:
         self.http = HttpApi(
             self.service,
             max_body_bytes=min(MAX_BODY_BYTES, config.limits.inflight_bytes),
-            inflight_bytes=config.limits.inflight_bytes,
+            room=self._room,
         )
         await self.http.start(config.listen.http, config.listen.unix)
         self._stack.push_async_callback(self.http.stop)

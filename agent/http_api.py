@@ -17,11 +17,12 @@ from urllib.parse import quote
 import msgspec
 from aiohttp import web
 
-from agent.http_body import BodyBudget, BodyShare, body_encoding, pack, read_body, unpack, wanted_encoding
+from agent.http_body import body_encoding, pack, read_body, unpack, wanted_encoding
 from agent.http_connection import LimitedServer, json_answer
 from agent.http_guard import Guard, HttpRefusal
 from agent.http_listen import UnixListener, open_tcp, open_unix, parse_address, warn_if_open
 from agent.log_lines import printable
+from agent.room import Holding, Room
 from agent.version import VERSION
 from split.errors import InvalidRequest, IsthmusError, TooLarge, UnknownModel, UnsupportedRequest
 from split.ids import MODEL_NAME, MODEL_NAME_IN_WORDS
@@ -95,7 +96,7 @@ class HttpApi:
         *,
         max_body_bytes: int = 64 << 20,
         max_json_bytes: int = 16 << 20,
-        inflight_bytes: int | None = None,
+        room: Room | None = None,
         max_connections: int = 256,
         header_timeout_s: float = 10.0,
         body_timeout_s: float = 30.0,
@@ -104,15 +105,15 @@ class HttpApi:
         hosts: Iterable[str] = (),
     ) -> None:
         """`max_body_bytes`: one body, packed or unpacked. `max_json_bytes`: the JSON in it, which is read on the event
-        loop (16 MiB take about 0.1 s; larger tensors go as binary data). `inflight_bytes`: all bodies at once
-        (None: as much as one). `max_connections`: of each listener. `header_timeout_s`, `body_timeout_s`,
+        loop (16 MiB take about 0.1 s; larger tensors go as binary data). `room`: for all bodies at once
+        (None: for one of the largest). `max_connections`: of each listener. `header_timeout_s`, `body_timeout_s`,
         `send_timeout_s`: from first to last byte. `drain_timeout_s`: what `stop` gives to requests in flight.
         `hosts`: further names of this service, besides loopback and the one listened on.
         """
         self._service = service
         self._max_body_bytes = max_body_bytes
         self._max_json_bytes = max_json_bytes
-        self._budget = BodyBudget(max_body_bytes if inflight_bytes is None else inflight_bytes)
+        self._room = Room(max_body_bytes) if room is None else room
         self._max_connections = max_connections
         self._header_timeout_s = header_timeout_s
         self._body_timeout_s = body_timeout_s
@@ -290,8 +291,8 @@ class HttpApi:
         self, request: web.BaseRequest, name: str, version: str, received_at_s: float
     ) -> web.StreamResponse:
         header_length = _header_length(request)
-        with self._budget.hold() as share:
-            body = await self._body(request, share, self._max_body_bytes, header_length or 0)
+        with Holding(self._room) as holding:
+            body = await self._body(request, holding, self._max_body_bytes, header_length or 0)
             json_bytes = body.nbytes if header_length is None else header_length
             if json_bytes > self._max_json_bytes:
                 raise TooLarge(
@@ -300,18 +301,19 @@ class HttpApi:
                 )
             metadata = self._service.metadata(name, version) if header_length == 0 else None
             asked = parse_infer(body, header_length, metadata=metadata)
+            holding.made(json_bytes)  # the rest are the inputs' own bytes: the request holds those from here
             response = await self._service.infer(name, version, asked, received_at_s)
             json_length, buffers = build_response(response, asked)
             return await self._answer(request, json_length, buffers)
 
     async def _body(
-        self, request: web.BaseRequest, share: BodyShare, limit_bytes: int, json_bytes: int = 0
+        self, request: web.BaseRequest, holding: Holding, limit_bytes: int, json_bytes: int = 0
     ) -> memoryview:
         """The body, whole and unpacked. One is unpacked at a time: each may grow to the limit."""
         encoding = body_encoding(request)
         body = await read_body(
             request,
-            share,
+            holding,
             limit_bytes=limit_bytes,
             timeout_s=self._body_timeout_s,
             json_bytes=0 if encoding else json_bytes,
@@ -320,7 +322,7 @@ class HttpApi:
             return body
         async with self._unpacking:
             body = await unpack(body, encoding, limit_bytes)
-        share.set(body.nbytes)
+        holding.made(body.nbytes)
         return body
 
     async def _answer(
@@ -356,8 +358,8 @@ class HttpApi:
     async def _admin_body(self, request: web.BaseRequest) -> dict[str, Any]:
         """The JSON object of a repository request; an empty body is an empty object."""
         _only(request, "POST")
-        with self._budget.hold() as share:
-            body = await self._body(request, share, ADMIN_BODY_BYTES)
+        with Holding(self._room) as holding:
+            body = await self._body(request, holding, ADMIN_BODY_BYTES)
         if not body.nbytes:
             return {}
         try:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, Literal
 
 import numpy as np
 from aiohttp import web
 
 from agent.http_guard import HttpRefusal
-from split.errors import Overloaded, TooLarge
+from agent.room import Holding
+from split.errors import TooLarge
 from split.oip.tensors import Buffer
 
 Encoding = Literal["gzip", "deflate"]
@@ -25,44 +25,10 @@ _WBITS: Final[dict[Encoding, int]] = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zl
 """`deflate` is the zlib format (RFC 9110 § 8.4.1.2)."""
 
 
-class BodyBudget:
-    """Bytes that all bodies may take at once; each request holds its share until it is answered."""
-
-    def __init__(self, budget_bytes: int) -> None:
-        self.free_bytes = budget_bytes
-
-    @contextlib.contextmanager
-    def hold(self) -> Iterator[BodyShare]:
-        """A share that is given back at the end."""
-        share = BodyShare(self)
-        try:
-            yield share
-        finally:
-            share.set(0)
-
-
-class BodyShare:
-    """What one request holds of the budget."""
-
-    __slots__ = ("_budget", "_held_bytes")
-
-    def __init__(self, budget: BodyBudget) -> None:
-        self._budget = budget
-        self._held_bytes = 0
-
-    def set(self, held_bytes: int) -> None:
-        """Hold so many bytes from now on; Overloaded, and nothing changed, when they are not free."""
-        more = held_bytes - self._held_bytes
-        if more > self._budget.free_bytes:
-            raise Overloaded(f"no room for a body of {held_bytes} bytes besides those in flight; try again")
-        self._budget.free_bytes -= more
-        self._held_bytes = held_bytes
-
-
 async def read_body(
-    request: web.BaseRequest, share: BodyShare, *, limit_bytes: int, timeout_s: float, json_bytes: int = 0
+    request: web.BaseRequest, holding: Holding, *, limit_bytes: int, timeout_s: float, json_bytes: int = 0
 ) -> memoryview:
-    """The whole body as it came, its bytes taken from `share`.
+    """The whole body as it came, its bytes held by `holding` (Overloaded where there is no room).
 
     `json_bytes`: where binary data begins; it is laid where its elements are aligned.
     TooLarge over `limit_bytes`, before reading where the length is announced; HttpRefusal 408 when the body is not
@@ -71,14 +37,14 @@ async def read_body(
     length = request.content_length
     if length is not None and length > limit_bytes:
         raise _too_large(length, limit_bytes)
-    share.set(length or 0)
+    holding.made(length or 0)
     if request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0
     try:
         async with asyncio.timeout(timeout_s):
             if length is None:
-                return await _read_chunked(request, share, limit_bytes)
+                return await _read_chunked(request, holding, limit_bytes)
             return await _read_sized(request, length, json_bytes)
     except TimeoutError:
         raise HttpRefusal(408, f"the body did not arrive within {timeout_s:g} s") from None
@@ -99,12 +65,12 @@ async def _read_sized(request: web.BaseRequest, length: int, json_bytes: int) ->
     return body
 
 
-async def _read_chunked(request: web.BaseRequest, share: BodyShare, limit_bytes: int) -> memoryview:
+async def _read_chunked(request: web.BaseRequest, holding: Holding, limit_bytes: int) -> memoryview:
     body = bytearray()
     while chunk := await request.content.readany():
         if len(body) + len(chunk) > limit_bytes:
             raise _too_large(len(body) + len(chunk), limit_bytes)
-        share.set(len(body) + len(chunk))
+        holding.made(len(body) + len(chunk))
         body += chunk
     return memoryview(body)
 

@@ -10,56 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
+from agent.room import Holding, Room
 from agent.served_model import ServedModel
-from split.errors import InvalidRequest, Overloaded
+from split.errors import InvalidRequest
 from split.graph.growth import sizes_of
 from split.ids import RequestId
 from split.oip.options import RequestOptions
 from split.plan.plan import Placement, RequestFacts
 from split.profiles.contract import strictest
 from split.tensor import Array, Tensors
-
-
-class Room:
-    """Bytes that all requests in flight may hold together."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        self.held_bytes = 0
-
-
-class Holding:
-    """What one request holds of the room: its inputs, and what is made of them while it waits for the companion."""
-
-    __slots__ = ("_held_bytes", "_input_bytes", "_room")
-
-    def __init__(self, room: Room, input_bytes: int) -> None:
-        self._room = room
-        self._input_bytes = input_bytes
-        self._held_bytes = 0
-        self.made(0)
-
-    def made(self, made_bytes: int) -> None:
-        """Hold so much beside the inputs from now on, instead of what was held beside them; Overloaded, and nothing
-        changes, where that is more and there is no room for it."""
-        more = self._input_bytes + made_bytes - self._held_bytes
-        room = self._room
-        if more > 0 and room.held_bytes + more > room.limit_bytes:
-            raise Overloaded(
-                f"no room for {more} more bytes of a request ({room.held_bytes} of {room.limit_bytes} are in flight);"
-                " try again, or raise limits.inflight_bytes"
-            )
-        room.held_bytes += more
-        self._held_bytes += more
-
-    def beside(self) -> Holding:
-        """For a part of the request, whose inputs are held here already."""
-        return Holding(self._room, 0)
-
-    def release(self) -> None:
-        """Give it all back."""
-        self._room.held_bytes -= self._held_bytes
-        self._held_bytes = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +78,9 @@ def _encoded_inputs(model: ServedModel, inputs: Mapping[str, Array]) -> tuple[st
 class Intake:
     """Admits requests while their bytes fit."""
 
-    def __init__(self, *, default_deadline_ms: float, inflight_bytes: int) -> None:
+    def __init__(self, *, default_deadline_ms: float, room: Room) -> None:
         self._default_deadline_ms = default_deadline_ms
-        self.room = Room(inflight_bytes)
+        self.room = room
 
     def admit(
         self,

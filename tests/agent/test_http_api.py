@@ -23,7 +23,9 @@ import tritonclient.http.aio as triton_aio
 from agent.commands import explain, infer, status
 from agent.http_api import HttpApi
 from agent.http_client import DaemonClient, DaemonRefused, DaemonUnreachable
+from agent.room import Holding, Room
 from split.errors import ConfigError, DeadlineExceeded, InvalidRequest, ModelUnavailable, Overloaded, UnknownModel
+from split.oip.client import build_request
 from split.oip.infer import ModelMetadata, OipRequest, OipResponse
 from split.tensor import TensorSpec
 
@@ -495,6 +497,40 @@ async def test_bodies_in_flight_share_one_budget_and_give_it_back(service: Echo)
         service.gate.set()
         async with await first as answered, session.post(target, data=body) as after:
             assert (answered.status, after.status) == (200, 200)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+async def test_what_the_tensors_of_a_request_take_is_not_counted_as_its_body_too(service: Echo, binary: bool) -> None:
+    service.gate, room = asyncio.Event(), Room(10_000)
+    x = np.ones((1, 1000), np.float32)
+    if binary:
+        json_bytes, buffers = build_request({"x": x}, {})
+        body, headers = b"".join(buffers), {"Inference-Header-Content-Length": str(json_bytes)}
+    else:
+        body, headers = json.dumps(body_of([1, 2, 3])).encode(), {}
+        json_bytes = len(body)
+    async with serving(service, room=room) as api, aiohttp.ClientSession() as session:
+        target = f"http://127.0.0.1:{api.ports[0]}/v2/models/net/infer"
+        asked = asyncio.create_task(session.post(target, data=body, headers=headers))
+        await service.entered.wait()
+        assert room.held_bytes == json_bytes  # the tensors are the service's to count
+        service.gate.set()
+        async with await asked as answered:
+            assert answered.status == 200
+            await answered.read()
+        assert room.held_bytes == 0
+
+
+async def test_a_body_finds_no_room_where_tensors_in_flight_have_taken_it(service: Echo) -> None:
+    room = Room(10_000)
+    body = json.dumps(body_of([1, 2, 3])).encode()
+    async with serving(service, room=room) as api, aiohttp.ClientSession() as session:
+        target = f"http://127.0.0.1:{api.ports[0]}/v2/models/net/infer"
+        with Holding(room, 10_000 - len(body) + 1):
+            async with session.post(target, data=body) as refused:
+                assert refused.status == 503
+        async with session.post(target, data=body) as answered:
+            assert answered.status == 200
 
 
 async def test_a_body_that_drips_is_given_up(service: Echo) -> None:

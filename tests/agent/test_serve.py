@@ -27,6 +27,7 @@ from agent.intake import InferenceRequest, Intake
 from agent.journal import Journal, Outcome
 from agent.lateness import Lateness
 from agent.planner import Planner
+from agent.room import Room
 from agent.serve import Serve
 from agent.served_model import ServedModel
 from agent.uplink import SILENCE_S, Uplink
@@ -234,7 +235,7 @@ class Lab:
             lateness=lateness,
             journal=self.journal,
         )
-        self.intake = Intake(default_deadline_ms=10_000, inflight_bytes=1 << 20)
+        self.intake = Intake(default_deadline_ms=10_000, room=Room(1 << 20))
         self.seen: list[Infer] = []
         self.cancelled: list[str] = []
         self.dials = 0
@@ -846,7 +847,7 @@ def test_no_tensor_outlives_its_answer_in_the_books(tmp_path: Path) -> None:
 def test_a_request_whose_boundary_has_no_room_is_answered_here(tmp_path: Path, room_bytes: int) -> None:
     async def story() -> None:
         async with Lab(tmp_path, behave=replies_after(0.01)) as lab:
-            lab.intake = Intake(default_deadline_ms=10_000, inflight_bytes=room_bytes)
+            lab.intake = Intake(default_deadline_ms=10_000, room=Room(room_bytes))
             outcome = await lab.ask()
             assert_right(outcome)
             assert outcome.ran.placement is Placement.LOCAL
@@ -916,7 +917,7 @@ def test_o_oi_12_a_model_that_sleeps_two_seconds_is_late_for_all_who_gave_one_an
             assert len(answered_s) == 20
             assert all(0.999 <= each <= 1.1 for each in answered_s), answered_s
             answered_s.clear()
-            lab.intake = Intake(default_deadline_ms=3_600_000, inflight_bytes=1 << 20)
+            lab.intake = Intake(default_deadline_ms=3_600_000, room=Room(1 << 20))
             await asyncio.gather(*(worker(4, None) for _ in range(5)))
             assert answered_s == []
             lab.serve.settle_books()
@@ -1072,7 +1073,7 @@ def test_a_silent_companion_is_not_asked_again_until_it_speaks(tmp_path: Path) -
 def test_what_waits_for_a_companion_of_which_nothing_is_heard_does_not_wait_for_its_deadline(tmp_path: Path) -> None:
     async def story() -> None:
         async with Lab(tmp_path, behave=says_nothing) as lab:
-            lab.intake = Intake(default_deadline_ms=60_000, inflight_bytes=1 << 20)
+            lab.intake = Intake(default_deadline_ms=60_000, room=Room(1 << 20))
             channel = lab.uplink._channel
             assert isinstance(channel, MemoryChannel)
             waiting = [asyncio.create_task(lab.ask(deadline_ms=deadline_ms)) for deadline_ms in (60_000.0, 50_000.0)]
