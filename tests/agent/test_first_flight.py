@@ -1,4 +1,4 @@
-"""What goes with the dial, and what comes of it: the same world as in test_uplink, in virtual time."""
+"""What goes with the dial, and what comes of it: in the world of `uplink_world.py`, in virtual time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent.first_flight import MESSAGES_MAX, FirstFlight
 from split.ids import CutId
 from split.wire.limits import EARLY_BYTES
 from split.wire.messages import Message, ModelNeed, ModelOffer, ModelReady, Refused, SegmentOpen
-from tests.agent.test_uplink import CUTS, DIGEST, OTHER, World, joined, model, opens, running, story, takes
+from tests.agent.uplink_world import CUTS, DIGEST, OTHER, World, joined, model, opens, running, story, takes
 
 RTT_S = 0.5
 
