@@ -22,6 +22,7 @@ from split.identity.credentials import Credentials, credentials_of
 from split.transport.channel import Buffer, Observation
 from split.transport.endpoint import Endpoint
 from split.transport.lane import Lane, translate
+from split.transport.retry import Backoff
 from split.wire.connection import Received, WireConnection
 from split.wire.limits import CLOSE_FLUSH_S, DEFAULT_LIMITS, Limits
 from split.wire.messages import Hello, Message, ModelChunk, Ping, Priority
@@ -34,6 +35,9 @@ SESSIONS_SINCE_MINOR: Final = 1
 """Wire protocol 1.1 has sessions of two connections."""
 _IDENTITY_REFUSALS: Final = {kind.code: kind for kind in (IdentityError, Revoked)}
 """What a companion says in place of its Hello to a certificate that OpenSSL took and it does not."""
+JOIN_FIRST_S: Final = 2.0
+JOIN_CAP_S: Final = 60.0
+"""Pauses before a second connection that was lost on the way is tried again."""
 EARLY_UPLOADS: Final = 64
 """Digests remembered that began over the first connection; devices share a handful of models."""
 
@@ -262,15 +266,23 @@ class _Way:
 
 
 async def _join(channel: TlsChannel, first: Lane, way: _Way, hello: Hello) -> None:
-    """The second connection of a session; without it, the first does all."""
-    try:
-        host, port = first.peer_address
-        bulk = await way.open(host, port, msgspec.structs.replace(hello, lane="bulk"), happy_eyeballs_delay_s=None)
-    except IsthmusError as error:
-        _log.warning("%s: one connection only, urgent requests wait behind big ones: %s", way.where, error)
-        return
-    if channel.may_be_joined:
-        channel.join(bulk)
-    else:
+    """The second connection of a session; without it, the first does all. Tried for as long as the session lives (it may
+    for weeks), unless the companion says no."""
+    backoff, said = Backoff(first_s=JOIN_FIRST_S, cap_s=JOIN_CAP_S), False
+    while channel.may_be_joined:
+        try:
+            host, port = first.peer_address
+            bulk = await way.open(host, port, msgspec.structs.replace(hello, lane="bulk"), happy_eyeballs_delay_s=None)
+        except IsthmusError as error:
+            if not said:
+                _log.warning("%s: one connection only, urgent requests wait behind big ones: %s", way.where, error)
+            said = True
+            if not isinstance(error, ConnectionLost):
+                return
+            await asyncio.sleep(backoff.failed())
+            continue
+        if channel.may_be_joined:
+            channel.join(bulk)
+            return
         bulk.close()
         await bulk.gone()

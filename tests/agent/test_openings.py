@@ -1,4 +1,4 @@
-"""What is shared over a connection, in virtual time: models brought and compared, cuts opened, refusals, differences."""
+"""What is shared over a connection, in virtual time: models brought and compared, cuts opened, differences refused."""
 
 from __future__ import annotations
 
