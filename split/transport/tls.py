@@ -266,8 +266,8 @@ class _Way:
 
 
 async def _join(channel: TlsChannel, first: Lane, way: _Way, hello: Hello) -> None:
-    """The second connection of a session; without it, the first does all. Tried for as long as the session lives (it may
-    for weeks), unless the companion says no."""
+    """The second connection of a session; without it, the first does all. Tried for as long as the session lives, for
+    weeks maybe, unless the companion says no."""
     backoff, said = Backoff(first_s=JOIN_FIRST_S, cap_s=JOIN_CAP_S), False
     while channel.may_be_joined:
         try:
