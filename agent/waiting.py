@@ -28,6 +28,10 @@ from split.tensor import Tensors
 from split.transport.channel import Buffer, Channel, Incoming
 from split.wire.messages import Cancel, Infer, Priority, Refused, Reply
 
+GROWTH: Final = 64
+"""Outputs are asked for as they are, and take what came; only texts become larger, each by 64 bytes of overhead."""
+DECODED_BYTES: Final = 256 << 20
+"""A reply that is larger than it came is at most so large: a companion that was broken into may send what unpacks."""
 REPLY_SIZES_KEPT: Final = 1024
 """Cuts whose replies' size is known: far more than are in use at once."""
 
@@ -233,7 +237,8 @@ class Waiting:
         try:
             if (reply.cut, reply.codec) != (waiting.message.cut, waiting.message.codec):
                 raise RemoteProtocolError(f"{reply.cut} {reply.codec} was answered to {waiting.message.cut}")
-            outputs = decode(incoming.payload, max_bytes=max(down_bytes, 1) * 64)
+            most = max(down_bytes, min(GROWTH * down_bytes, DECODED_BYTES))
+            outputs = decode(incoming.payload, max_bytes=most)
             if missing := set(waiting.message.outputs) - outputs.keys():
                 raise RemoteProtocolError(f"output {min(missing)!r} is not in the reply")
         except IsthmusError as error:

@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from split.codec.payload import encode
@@ -21,12 +22,7 @@ from split.plan.observation import Metered
 from split.plan.plan import Placement, RequestFacts
 from split.transport.virtual_time import run_in_virtual_time
 from split.wire.limits import CONTROL_QUEUE_BYTES, DEFAULT_LIMITS
-from split.wire.messages import (
-    Infer,
-    ModelChunk,
-    Priority,
-    Refused,
-)
+from split.wire.messages import Infer, ModelChunk, Priority, Refused, Reply
 from tests.agent.uplink_world import (
     CUTS,
     DIGEST,
@@ -195,6 +191,28 @@ async def test_requests_wait_behind_those_before_them_and_not_behind_the_files_o
         device.thaw()
         await asyncio.sleep(0.01)
         assert ahead() == 0
+
+
+def test_a_reply_that_unpacks_to_more_than_it_may_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """16,000 bytes of floats, which came as half of that."""
+    monkeypatch.setattr("agent.waiting.DECODED_BYTES", 10_000)
+    outputs = {"y": np.random.default_rng(5).standard_normal(4_000).astype(np.float32)}
+
+    async def main() -> None:
+        async with running(World(tmp_path)) as world:
+            await world.until(lambda: world.opened() == set(CUTS))
+            for number, codec in enumerate(("fp16", "raw"), start=1):
+                asked = world.ask()
+                times = dict.fromkeys(("queue_ms", "decode_ms", "tail_ms", "encode_ms", "cloud_ms"), 1.0)
+                reply = Reply(request_id=f"{number}", attempt=1, cut="offload", codec="raw", **times)
+                world.companion_end.send(reply, encode(outputs, codec))
+                if codec == "raw":
+                    assert (await asked).outputs["y"].nbytes == 16_000
+                else:
+                    with pytest.raises(RemoteProtocolError, match="not usable"):
+                        await asked
+
+    run_in_virtual_time(main())
 
 
 @story
