@@ -16,15 +16,16 @@ PROTOCOL_MINOR = 1
 """What each added stands in PROTOCOL.md §9."""
 
 CREDIT_SINCE_MINOR = 1
-RENEW_SINCE_MINOR = 1
 """A peer of this minor version or a later one keeps to the credit that our Hello gives it."""
+RENEW_SINCE_MINOR = 1
+"""One that knows `Renew`."""
 
 LANES = ("", "urgent", "bulk")
 """Of a Hello: the only connection of its session, the first of two, the second."""
 
 
 class Priority(IntEnum):
-    """Lower goes first; within one priority, first come first served."""
+    """Lower goes first; within one priority, first come first served, but for pieces of models (`outbox.py`)."""
 
     CONTROL = 0
     URGENT = 1
@@ -156,7 +157,8 @@ class Reply(_Meta, tag="reply", frozen=True, kw_only=True):
 
 
 class Refused(_Meta, tag="refused", frozen=True, kw_only=True):
-    """An error about one request, model or segment; the connection lives on."""
+    """An error about one request, model or segment, and the connection lives on; or, naming none of them, about the
+    connection, and the last that its sender says."""
 
     code: str
     message: str

@@ -17,13 +17,7 @@ from split.errors import (
 from split.ids import ModelDigest
 from split.transport.memory import MemoryChannel
 from split.transport.virtual_time import run_in_virtual_time
-from split.wire.messages import (
-    Goodbye,
-    Infer,
-    Message,
-    ModelOffer,
-    Refused,
-)
+from split.wire.messages import Goodbye, Infer, Message, ModelOffer, Refused, Renew
 from tests.agent.uplink_world import (
     CUTS,
     DIGEST,
@@ -76,6 +70,23 @@ async def test_a_companion_that_says_goodbye_and_then_nothing_is_left_all_the_sa
         with pytest.raises(ConnectionLost):
             await lost
         await world.until(lambda: world.why() == "", within_s=5)
+
+
+@pytest.mark.parametrize("minor", [0, 1, 2])
+def test_only_a_companion_that_knows_of_renewals_is_asked_for_one(tmp_path: Path, minor: int) -> None:
+    async def main() -> None:
+        async with running(World(tmp_path, minor=minor)) as world:
+            assert not world.uplink.ask_renewal("nobody is there yet")
+            await world.until(lambda: world.why() == "")
+            assert world.uplink.ask_renewal("request") == (minor >= 1)
+            await asyncio.sleep(0.1)
+            assert [one.request for one in world.seen if isinstance(one, Renew)] == ["request"] * (minor >= 1)
+            world.companion_end.send(Goodbye(reason="stopping"))
+            world.ask()  # its answer is awaited, so the connection stays
+            await asyncio.sleep(0.1)
+            assert not world.uplink.ask_renewal("it is leaving")
+
+    run_in_virtual_time(main())
 
 
 # -- silence ----------------------------------------------------------------------------------------------------------
