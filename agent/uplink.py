@@ -5,7 +5,7 @@ hands replies back (`waiting.py`), pings. It never decides and never runs a mode
 dead or silent companion fails nothing here: `serve` is told and finishes the waiting requests on the device, and those
 that may be sent again are, when the next connection (to whichever companion) can answer them before that.
 
-    connected ── a reply is late, a ping is unanswered ─────► silent ── anything is heard ──► connected
+    connected ── a reply is late, a ping is unanswered ─────► silent ── each is heard ──────► connected
         │        or the way there has become another one         │
         │                                                       │
         │ Goodbye                                               │ another connection opened, dialled beside this one
@@ -28,6 +28,7 @@ from agent.golden import Golden
 from agent.interfaces import source_towards
 from agent.openings import Openings
 from agent.planner import Planner
+from agent.second_lane import SecondLane
 from agent.served_model import ServedModel
 from agent.waiting import Asked, Waiting
 from split.errors import (
@@ -104,6 +105,7 @@ class Uplink:
         self._golden = golden
         self._draw = backoff.draw
         self._channel: Channel | None = None
+        self._second: SecondLane | None = None
         self._openings: Openings | None = None
         self._models: dict[str, ServedModel] = {}
         self._waiting = Waiting(planner)
@@ -113,6 +115,8 @@ class Uplink:
         self._heard_at_s = 0.0
         self._silence_s = SILENCE_S
         self._suspected = False
+        self._unheard: set[bool] = set()
+        """Of a companion that is suspected: the connections (True: the second) over which nothing came since."""
         self._leaving = False
         """The companion said goodbye: nothing new on this connection."""
         self._source_towards = source_towards
@@ -205,11 +209,14 @@ class Uplink:
         return True
 
     def suspect(self, why: str = "does not answer in time") -> None:
-        """A reply is late: no new request goes there until something is heard again."""
+        """A reply is late: no new request goes there until something is heard again, over each connection."""
         if self._channel is not None and not self._suspected and not self._leaving:
             self._suspected, self.state = True, "silent"
+            self._unheard = {False, True} if self._channel.lanes > 1 else {False}
             self._planner.companion_silent(f"the companion {self.address} {why}")
             self._ping(0)
+            if self._second is not None:
+                self._second.ask(next(self._nonces), self._now())
 
     def network_changed(self) -> None:
         """Interfaces, addresses or routes are others now: no back-off goes on, and where the way to the companion has
@@ -260,6 +267,7 @@ class Uplink:
     async def _live_with(self, opened: Opened) -> Opened | None:
         """Use this connection until it ends; the one that has taken its place, if any."""
         channel = self._channel = opened.channel
+        self._second = SecondLane(channel)
         elsewhere = opened.address != self.address
         self.address, self.state, self.connects = opened.address, "connected", self.connects + 1
         self._suspected = self._leaving = self._no_way = self._moved = False
@@ -296,7 +304,7 @@ class Uplink:
                 case why:
                     pass
         finally:
-            self._channel = self._openings = None
+            self._channel = self._second = self._openings = None
             self.state = why
             self._waiting.lose(f"companion {self.address} {why}")
             self._planner.companion_lost(f"companion {self.address} {why}")
@@ -322,7 +330,10 @@ class Uplink:
 
     def _take(self, incoming: Incoming) -> None:
         self._heard_at_s = self._now()
-        if self._suspected:
+        if incoming.bulk and self._second is not None:
+            self._second.heard(self._heard_at_s)
+        self._unheard.discard(incoming.bulk)
+        if self._suspected and not self._unheard:
             self._suspected, self.state = False, "connected"
             self._planner.companion_back()
         match incoming.message:
@@ -394,7 +405,7 @@ class Uplink:
                             await self._changed.wait()
                 self._changed.clear()
                 now_s = self._now()
-                silent = self._unanswered_s(now_s) > self._silence_s
+                silent = self._unanswered_s(now_s) > self._silence_s or self._is_second_silent(now_s)
                 if self._leaving and (silent or not self._waiting.unanswered):
                     return self.state
                 if successor is not None and successor.done():
@@ -407,6 +418,8 @@ class Uplink:
                 elif not (silent or self._moved) and successor is not None:
                     self._dialler.call_off(successor)
                     successor = None
+                if self._second is not None and (self._waiting.unanswered or self._suspected):
+                    self._second.ask(next(self._nonces), now_s, unheard_s=TICK_S)
                 if len(self._pings) >= PINGS_OUT:
                     continue
                 if (self._waiting.unanswered or self._suspected) and now_s - self._heard_at_s > TICK_S:
@@ -416,6 +429,12 @@ class Uplink:
         finally:
             if successor is not None:
                 self._dialler.call_off(successor)
+
+    def _is_second_silent(self, now_s: float) -> bool:
+        """Whether the second connection alone is silent; later where one connection after the other is replaced."""
+        if self._second is None:
+            return False
+        return self._second.is_silent(self._heard_at_s, now_s, patience=self._silence_s / SILENCE_S)
 
     def _unanswered_s(self, now_s: float) -> float:
         """For how long nothing was heard although a ping is out; 0 without one."""

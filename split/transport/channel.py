@@ -34,6 +34,8 @@ class Incoming:
     """Empty for messages without one; owned by the receiver."""
     received_at_s: float
     """Monotonic seconds when its last byte came."""
+    bulk: bool = False
+    """It came over the second connection of its session."""
     priority: Priority = Priority.NORMAL
     """With which it was sent."""
 
@@ -92,6 +94,10 @@ class Channel(Protocol):
     @property
     def ends(self) -> tuple[str, str] | None:
         """IP addresses of this side and of the peer, for who watches the way between; None where there are none."""
+
+    @property
+    def lanes(self) -> int:
+        """Connections that this session has now: one, or two."""
 
     @property
     def queued_bytes(self) -> int:

@@ -97,6 +97,11 @@ class Endpoint(ABC):
         return None
 
     @property
+    def lanes(self) -> int:
+        """See `Channel.lanes`."""
+        return len(self._connections)
+
+    @property
     def queued_bytes(self) -> int:
         return sum(connection.queued_bytes for connection in self._connections)
 
@@ -173,7 +178,11 @@ class Endpoint(ABC):
         now_s = asyncio.get_running_loop().time()  # monotonic; a test's loop may have a clock of its own
         for received in messages:
             incoming = Incoming(
-                message=received.message, payload=received.payload, received_at_s=now_s, priority=received.priority
+                message=received.message,
+                payload=received.payload,
+                received_at_s=now_s,
+                priority=received.priority,
+                bulk=received.connection is not self._connection,
             )
             self._unread.append((incoming, received))
             if not received.credit_bytes:

@@ -60,11 +60,6 @@ class TlsChannel(Endpoint):
         first.own(self)
 
     @property
-    def lanes(self) -> int:
-        """Connections that this session has now."""
-        return len(self._lanes)
-
-    @property
     def may_be_joined(self) -> bool:
         """It lives, and its second connection is not there yet."""
         return self._bulk is None and self._closed_because is None and not self._ending
