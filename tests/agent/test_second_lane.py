@@ -22,7 +22,7 @@ from split.transport.listener import listen
 from split.transport.retry import Backoff
 from split.transport.tls import dial
 from split.wire.messages import Hello, Infer, Message, ModelOffer, Ping, Priority, Reply, SegmentOpen
-from tests.agent.test_uplink import DIGEST, GOLDEN, Golden, model, opens, takes
+from tests.agent.uplink_world import DIGEST, GOLDEN, Golden, model, opens, takes
 
 FACTS = LinkFacts(
     lane="bulk",
