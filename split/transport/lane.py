@@ -183,7 +183,8 @@ class Lane(asyncio.BufferedProtocol):
             self._owner.lane_received(received)
         else:
             self._early += received
-            self.hold_reading(True)
+            if self.connection.peer_hello is not None:
+                self.hold_reading(True)  # until somebody owns this; a Hello may come in many pieces
         failure = self.connection.failure
         if failure is None:
             self.pump()

@@ -14,17 +14,20 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trustme
 
 from split.errors import ChannelError, CompanionRefused, ConnectionLost, IdentityError, IsthmusError
 from split.identity.certificates import Identity, issue, make_authority
 from split.identity.contexts import client_context
+from split.identity.credentials import credentials_of
 from split.transport import listener as listening_side
 from split.transport.channel import Channel
 from split.transport.lane import WAITING_BYTES, Lane
 from split.transport.listener import Listener, listen
 from split.transport.tls import dial
+from split.wire.frames import FrameHeader, FrameKind
 from split.wire.limits import MIB
 from split.wire.messages import Hello, Infer
 
@@ -461,3 +464,26 @@ async def test_a_refusal_is_an_identity_error_before_any_contact_when_a_file_is_
     with pytest.raises(IdentityError, match="does not exist"):
         await dial("127.0.0.1", 1, identity=replace(ours["device"], key=tmp_path / "none"), hello=hello(), timeout_s=20)
     assert issubclass(CompanionRefused, ChannelError)
+
+
+@pytest.mark.parametrize("step", [1, 20, 150])
+async def test_a_hello_that_comes_in_pieces_is_taken_like_any_other(ours: dict[str, Identity], step: int) -> None:
+    """Which it does where it has more than a packet: a companion names up to 512 models in it."""
+
+    async def companion(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        metadata = msgspec.msgpack.encode(hello())
+        stream = FrameHeader(FrameKind.BEGIN, 0, 1, len(metadata), len(metadata), 0).encode() + metadata
+        for at in range(0, len(stream), step):
+            writer.write(stream[at : at + step])
+            await writer.drain()
+            for _ in range(20):
+                await asyncio.sleep(0)
+        await reader.read()
+        writer.close()
+
+    context = credentials_of(ours["companion"], "companion").context()
+    async with await asyncio.start_server(companion, "127.0.0.1", 0, ssl=context) as server:
+        port = server.sockets[0].getsockname()[1]
+        channel = await dial("127.0.0.1", port, identity=ours["device"], hello=hello(), timeout_s=5)
+        assert channel.peer_hello == hello()
+        await channel.close("done")
