@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from split.codec.golden import SAME
 from split.errors import CutRefused, EngineFailed, InvalidRequest, IsthmusError
 from split.graph.cuts import Cut, all_prefix_cuts
 from split.graph.load import load_model
@@ -20,7 +21,7 @@ from split.profiles.contract import Contract
 from split.profiles.demands import demands_of
 from split.runtime.engine import Engine
 from split.runtime.segment import OrtEngine
-from split.tensor import Array, Tensors, relative_difference
+from split.tensor import Array, Tensors, relative_difference, worst_difference
 from split.workbench.cut import candidate_cuts, settle
 
 CheckedCut = dict[str, Any]
@@ -70,8 +71,29 @@ def check_cuts(
         for done, cut in enumerate(chosen):
             on_progress("check", done / len(chosen))
             results.append(_check(model, cut, engine, folder, feeds, expected, outputs_dir, threads))
+        if any(_apart(result) for result in results):
+            whole = engine.open(model_path, threads=threads)
+            whole.run(feeds, model.output_names)  # the first run of each session draws the same
+            _blame_chance(results, whole.run(feeds, model.output_names), expected)
     on_progress("done", 1.0)
     return results
+
+
+def _apart(result: CheckedCut) -> bool:
+    return result["max_rel"] is not None and not result["max_rel"] <= SAME
+
+
+def _blame_chance(results: Sequence[CheckedCut], again: Tensors, expected: Tensors) -> None:
+    """Say of cuts that differ that the whole does so, too, where another run of it gave something else."""
+    off = worst_difference(again, expected, list(expected))
+    if off <= SAME:
+        return
+    for result in results:
+        if _apart(result) and not result["reason"]:
+            result["reason"] = (
+                f"the whole differs from itself by {off:.2g} from one run to the next: it draws random numbers, and no "
+                "cut of it can be proved"
+            )
 
 
 def run_halves(model: Model, cut: Cut, engine: Engine, folder: Path, feeds: Tensors, *, threads: int = 1) -> Tensors:

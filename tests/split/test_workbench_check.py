@@ -94,6 +94,16 @@ def test_a_half_that_computes_something_else_is_found_out(model: Path, monkeypat
     assert first["max_abs"] == 2.0
 
 
+def test_a_model_that_draws_lots_is_blamed_and_not_its_cuts(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 18]> g (float[n, 9] x) => (float[n, 9] y)
+        { a = Neg(x)  r = RandomNormalLike(a)  b = Add(a, r)  y = Neg(b) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    apart = [cut for cut in check_cuts(tmp_path / "m.onnx", "all") if cut["max_rel"] > 1e-3]
+    assert apart
+    for cut in apart:
+        assert "from one run to the next: it draws random numbers" in cut["reason"]
+
+
 def test_a_whole_that_the_runtime_refuses_is_an_invalid_model(tmp_path: Path) -> None:
     text = """<ir_version: 8, opset_import: ["" : 18, "no.such" : 1]>
         g (float[2] x) => (float[2] y) { a = no.such.Op(x)  y = Neg(a) }"""
