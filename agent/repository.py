@@ -14,13 +14,14 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from agent.model_folders import ModelFolder, find_models
 from agent.served_model import ServedModel
 from split.errors import InvalidModel, IsthmusError, ModelUnavailable, UnknownModel
-from split.graph.card import ModelCard, file_is, read_card
+from split.graph.card import FolderBefore, ModelCard, file_is, read_card
 from split.ids import ModelName
 from split.profiles.contract import (
     CONTRACT_FILE,
@@ -272,6 +273,7 @@ class Repository:
         """Card, contract, the whole opened and run once."""
         if not entry.path.is_file():
             raise InvalidModel(f"{entry.path} is not there; a version folder holds the file model.onnx")
+        before = await asyncio.to_thread(FolderBefore, entry.path)
         async with self._bench:  # to the end: what hangs is looked at after what can answer, not in between
             folder, card = await self._card(entry)
             # A file replaced in place must not answer with its old weights, not even where a request that outlived the
@@ -295,7 +297,7 @@ class Repository:
             store=self._store,
         )
         await self._adopt_forms(model)
-        self._store.keep(Path(card.path))
+        self._store.keep(Path(card.path), still=partial(before.require_same, [name for name, *_ in card.files]))
         await self._open(model)
         entry.model, entry.state, entry.reason = model, ModelState.READY, ""
         entry.settled.set()

@@ -6,12 +6,13 @@ and lie in `split.profiles.measured`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from split.errors import CutRefused, InvalidModel, InvalidRequest
+from split.errors import CutRefused, InvalidModel, InvalidRequest, ModelUnavailable
 from split.graph.growth import Growth
 from split.ids import CutId, ModelDigest
 from split.tensor import TensorSpec
@@ -128,6 +129,38 @@ def file_is(path: Path, size: int, sha256: str) -> bool:
             return hashlib.file_digest(file, "sha256").hexdigest() == sha256
     except OSError:
         return False
+
+
+class FolderBefore:
+    """The files in a model's folder as they are now. What is made of them from now on belongs to the model only if they
+    are the same files at the end: a model may be replaced at any time, also by a file that replaces it again."""
+
+    def __init__(self, model: Path) -> None:
+        self._model = model
+        names = os.listdir(model.parent) if model.parent.is_dir() else []
+        self._before = {name: self._seen(name) for name in names}
+
+    def require_same(self, names: Iterable[str]) -> None:
+        """ModelUnavailable when one of these was written or replaced since."""
+        for name in names:
+            if self._seen(name) is None or self._seen(name) != self._before.get(name):
+                raise _replaced(self._model)
+
+    def require_model(self, card: ModelCard) -> None:
+        """ModelUnavailable when the files are not those of the card. Hashes them: about a second per gigabyte."""
+        if not all(file_is(self._model.parent / name, size, sha256) for name, size, sha256 in card.files):
+            raise _replaced(self._model)
+
+    def _seen(self, name: str) -> tuple[int, int, int, int] | None:
+        try:
+            found = (self._model.parent / name).stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _replaced(model: Path) -> ModelUnavailable:
+    return ModelUnavailable(f"{model} was replaced since it was loaded; load it again, or put the file back")
 
 
 class _CutFile(msgspec.Struct, frozen=True, kw_only=True):

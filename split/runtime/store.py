@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +81,7 @@ class SegmentStore:
         self._preferred: dict[Path, Optimised] = {}
         self._opening_ms: dict[Path, tuple[bool, float]] = {}
         """How long it took last, and whether that was an optimised form."""
-        self._kept: set[Path] = set()
+        self._kept: dict[Path, Callable[[], object]] = {}
         self._held: Counter[Path] = Counter()
         self.changes = 0
         """Goes up whenever `activation_ms` of anything may have changed."""
@@ -164,10 +164,14 @@ class SegmentStore:
                 if slot.segment is not None:
                     self._improve_later(path, slot)
 
-    def keep(self, path: Path) -> None:
-        """Close this one, until it is forgotten, only when nothing that is not kept is left to be closed."""
+    def keep(self, path: Path, *, still: Callable[[], object] | None = None) -> None:
+        """Close this one, until it is forgotten, only when nothing that is not kept is left to be closed.
+
+        `still`: raises an IsthmusError when the file is not the one any more that is meant; asked after each opening of
+        it as it was cut.
+        """
         with self._lock:
-            self._kept.add(path)
+            self._kept[path] = still or _anything
 
     @contextlib.contextmanager
     def held(self, path: Path) -> Iterator[None]:
@@ -211,7 +215,7 @@ class SegmentStore:
                 self._opening_ms.pop(path, None)
                 self._uses.forget(path)
             self._tunings.pop(place, None)
-            self._kept.discard(place)
+            self._kept.pop(place, None)
             self.changes += 1
 
     def clear(self) -> None:
@@ -266,7 +270,9 @@ class SegmentStore:
     def _open_as(self, path: Path, form: _Form) -> Segment:
         threads, spin_us = form.tuning.threads, form.tuning.spin_us
         if form.optimised is None:
-            return self._engine.open(path, threads=threads, spin_us=spin_us)
+            segment = self._engine.open(path, threads=threads, spin_us=spin_us)
+            self._kept.get(path, _anything)()
+            return segment
         return self._engine.open_optimised(
             form.optimised.path, threads=threads, spin_us=spin_us, prepack=form.prepacked
         )
@@ -343,6 +349,10 @@ class SegmentStore:
         for slot in self._slots.values():
             parts |= slot.parts or {}
         return sum(parts.values())
+
+
+def _anything() -> None:
+    """Nobody has said which file is meant."""
 
 
 def _parts_of(path: Path, optimised: Optimised | None) -> dict[Hashable, int]:

@@ -209,7 +209,7 @@ def _check(parsed: argparse.Namespace) -> None:
 
 
 def _profile(parsed: argparse.Namespace) -> None:
-    from split.graph.card import read_card
+    from split.graph.card import FolderBefore, read_card
     from split.profiles.contract import contract_beside
     from split.runtime.machine import read_machine
     from split.runtime.segment import OrtEngine
@@ -220,6 +220,7 @@ def _profile(parsed: argparse.Namespace) -> None:
 
     inputs = read_inputs(parsed.inputs)
     card, engine, contract = read_card(parsed.folder), OrtEngine(), contract_beside(parsed.model)
+    FolderBefore(Path(card.path)).require_model(card)
     to_try = tunings(read_machine(), contract.resource.threads if contract is not None else "auto")
     profile_model(
         card,

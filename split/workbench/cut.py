@@ -21,7 +21,7 @@ from split.codec.golden import golden_inputs
 from split.codec.payload import payload_bytes
 from split.errors import CutRefused, InvalidModel, IsthmusError
 from split.graph.candidates import Candidates, Demands, find_candidates, find_candidates_at_both
-from split.graph.card import CutCard, ModelCard, write_card, write_cut
+from split.graph.card import CutCard, FolderBefore, ModelCard, write_card, write_cut
 from split.graph.cuts import (
     Cut,
     all_prefix_cuts,
@@ -76,9 +76,10 @@ def prepare(
     `dims`: sizes of symbolic dims to weigh the cuts at (1 where missing), or `inputs` that show them. `contract`: what
     it asks of cuts is asked of the candidates. The card comes
     last: a folder with one is complete. InvalidModel when the file cannot be served, InvalidRequest when the inputs do
-    not fit it, ModelUnavailable when the disk is full.
+    not fit it, ModelUnavailable when the disk is full or the file was replaced meanwhile.
     """
     on_progress("read", 0.0)
+    before = FolderBefore(model_path)
     model = load_model(model_path)
     folder.mkdir(parents=True, exist_ok=True)
     on_progress("weights", 0.1)
@@ -95,6 +96,7 @@ def prepare(
     card = msgspec.structs.replace(
         describe(model, cuts, asked), made=_fingerprints(folder, (WEIGHTS_FILE, *_halves(cuts))), growth=grows
     )
+    before.require_same(name for name, *_ in card.files)
     write_card(card, folder)
     on_progress("done", 1.0)
     return card

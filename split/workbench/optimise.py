@@ -27,7 +27,7 @@ import onnx
 from onnx import GraphProto, ModelProto, TensorProto
 
 from split.errors import EngineFailed, IsthmusError, ModelUnavailable
-from split.graph.card import CutCard, ModelCard
+from split.graph.card import CutCard, FolderBefore, ModelCard
 from split.graph.partition import PAGE_BYTES, write_whole
 from split.profiles.measured import Tuning
 from split.runtime.engine import Segment
@@ -86,6 +86,7 @@ class Optimiser:
     def __init__(
         self, card: ModelCard, folder: Path, engine: OrtEngine, *, threads: int, machine: Machine | None = None
     ) -> None:
+        self._card = card
         self._folder = folder
         self._engine = engine
         self._threads = threads
@@ -107,7 +108,7 @@ class Optimiser:
 
         `name`: `whole`, `<cut>.head` or `<cut>.tail`. `feeds`: what it is tried on. `tuning`: None, with this
         optimiser's threads, asleep between operators. Errors as `Engine.open`,
-        ModelUnavailable when the disk is full.
+        ModelUnavailable when the disk is full or the whole's files are not the card's.
         """
         manifest = read_manifest(self._place, self._key) or Manifest(key=self._key)
         if name not in manifest.segments and name not in manifest.refused:
@@ -127,6 +128,9 @@ class Optimiser:
         return self._engine.open_optimised(path, threads=threads, spin_us=spin_us, prepack=made.prepacked)
 
     def _make(self, name: str, source: Path, feeds: Tensors) -> None:
+        before = FolderBefore(source)
+        if name == WHOLE:
+            before.require_model(self._card)
         with tempfile.TemporaryDirectory(dir=self._place, prefix=SCRATCH) as scratch:
             made = _Made(self._engine, source, Path(scratch), self._threads)
             plain, expected = made.plain, made.plain.run(feeds)
@@ -137,6 +141,8 @@ class Optimiser:
             prepacked = made.is_prepacked and (manifest.prepacked if name != WHOLE else made.gains_by_layout(feeds))
             if not prepacked:
                 made.drop_layouts()
+            if name == WHOLE:
+                before.require_same(file for file, *_ in self._card.files)
             self._add(name, made, plain, feeds, expected, prepacked=prepacked)
 
     def _hooked(self, source: Path, scratch: Path, made: _Made) -> _Made | None:

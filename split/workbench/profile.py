@@ -24,7 +24,7 @@ from split.codec.golden import sample
 from split.codec.image import prepare_image
 from split.codec.payload import encode
 from split.errors import EngineFailed, InvalidModel, InvalidRequest
-from split.graph.card import ModelCard
+from split.graph.card import FolderBefore, ModelCard
 from split.graph.growth import open_dims, sizes_of
 from split.plan.costs import spread_out
 from split.profiles.contract import Contract
@@ -88,10 +88,12 @@ def profile_model(
     for fidelity); without them see `split/workbench/golden.py`. `tunings`: of which the whole is fastest with is
     measured first, if there are several; everything else is measured with that one. `open_tuned`: how segments are
     opened for measuring (as the daemon will: an `Optimiser`'s `open`); without it as they were cut. InvalidModel when
-    there is nothing to measure on or the runtime refuses the whole; a cut that does not open or computes something else
+    there is nothing to measure on or the runtime refuses the whole, ModelUnavailable when its files were replaced
+    meanwhile; a cut that does not open or computes something else
     is left out with a warning.
     """
     started_s = now_s()
+    before = FolderBefore(Path(card.path))
     basis = profile_basis(Path(card.path), contract)
     on_progress("opening the model", 0.0)
     whole: Segment = engine.open(Path(card.path), threads=tunings[0].threads)
@@ -133,6 +135,7 @@ def profile_model(
         on_progress=on_progress,
         spent_s=lambda: now_s() - started_s,
     )
+    before.require_same(name for name, *_ in card.files)
     golden_file = write_golden_runs(
         GoldenRuns(
             offered=joined(compared) if must_travel else b"",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from split.errors import InvalidModel
+from split.errors import InvalidModel, ModelUnavailable
 from split.profiles.measured import Tuning
 from split.runtime.engine import Segment
 from split.runtime.optimised import Optimised
@@ -281,6 +281,27 @@ def test_segments_open_with_the_threads_of_their_model_and_change_over_when_thos
     store.get(whole)
     assert engine.tuned[-1] == ("whole.onnx", 1, 0)
     store.close()
+
+
+def test_what_is_kept_is_not_opened_again_when_its_file_is_another_one(tmp_path: Path) -> None:
+    path, other = files(tmp_path, {"whole.onnx": 10, "other.onnx": 10})
+    store = SegmentStore(CountingEngine(), threads=1, budget_bytes=10)
+    replaced = False
+
+    def still() -> None:
+        if replaced:
+            raise ModelUnavailable("replaced")
+
+    store.keep(path, still=still)
+    open_one = store.get(path)
+    replaced = True
+    assert store.get(path) is open_one
+    store.get(other)  # there is room for one
+    with pytest.raises(ModelUnavailable):
+        store.get(path)
+    assert not store.is_open(path)
+    store.forget(path)  # loaded anew
+    assert store.get(path) is not open_one
 
 
 def test_what_is_kept_is_closed_last_and_what_is_held_not_at_all(tmp_path: Path) -> None:

@@ -162,6 +162,27 @@ def test_what_crosses_a_cut_keeps_its_name_and_layout(tmp_path: Path) -> None:
         assert worst_difference(head.run(feeds), plain_head.run(feeds), [spec.name for spec in found.boundary]) <= 1e-5
 
 
+def test_nothing_is_made_of_a_file_that_replaced_the_one_that_was_cut(tmp_path: Path) -> None:
+    """Or the first file, put back, would be found under its digest and answer with the other one's weights."""
+    card, parts, inputs = cut(tmp_path, "tokens")
+    first = Path(card.path).read_bytes()
+    model = onnx.load_model_from_string(first)
+    for weight in model.graph.initializer:
+        weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(2), weight.name))
+    onnx.save(model, card.path)
+    with pytest.raises(ModelUnavailable, match=r"model\.onnx was replaced since it was loaded; load it again"):
+        make(card, parts, inputs)
+
+    Path(card.path).write_bytes(first)
+    expected = OrtEngine().open(Path(card.path), threads=1).run(inputs)
+    make(card, parts, inputs)
+    manifest = sound(card, parts)
+    assert manifest is not None
+    assert "whole" in manifest.segments
+    best = Optimiser(card, parts, OrtEngine(), threads=1).open("whole", Path(card.path), inputs)
+    assert worst_difference(best.run(inputs), expected, card_outputs(card)) <= 1e-5
+
+
 def test_all_segments_together_hold_every_weight_once(tmp_path: Path) -> None:
     card, parts, inputs = cut(tmp_path, "residual")
     make(card, parts, inputs)

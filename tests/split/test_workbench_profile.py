@@ -1,6 +1,7 @@
 """Profiles of models written out as text, halves cut by hand; expected fidelity comes from numpy's own rounding."""
 
 import argparse
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from PIL import Image
 from agent.commands import profile as command
 from split.codec.golden import golden_inputs
 from split.codec.payload import decode, encode
-from split.errors import InvalidModel
+from split.errors import InvalidModel, ModelUnavailable
 from split.graph.card import CutCard, ModelCard, write_card
 from split.ids import CutId, ModelDigest
 from split.plan.plan import Placement, Plan, RequestFacts
@@ -70,7 +71,7 @@ def card_of(path: Path, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpe
     return ModelCard(
         digest=ModelDigest("sha256:" + "0" * 64),
         path=str(path),
-        files=((path.name, path.stat().st_size, "0" * 64),),
+        files=((path.name, path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()),),
         inputs=inputs,
         outputs=outputs,
         nodes=2,
@@ -123,6 +124,23 @@ def test_each_part_and_codec_has_its_cost_and_the_file_holds_what_was_returned(t
     assert profile.holds_for(**here)  # type: ignore[arg-type]  # a digest is a str
     for other in here:
         assert not profile.holds_for(**here | {other: "another"})  # type: ignore[arg-type]  # as above
+
+
+class Replaced(OrtEngine):
+    """A runtime that takes so long to open the whole without optimisations that its file is another afterwards."""
+
+    def open_optimised(self, path: Path, *, threads: int, spin_us: int = 0, prepack: bool) -> OrtSegment:
+        opened = super().open_optimised(path, threads=threads, spin_us=spin_us, prepack=prepack)
+        path.with_name("new").write_bytes(path.read_bytes())
+        path.with_name("new").replace(path)
+        return opened
+
+
+def test_what_was_measured_on_two_files_is_not_kept(tmp_path: Path) -> None:
+    card = lay_out(tmp_path)
+    with pytest.raises(ModelUnavailable, match="was replaced since it was loaded"):
+        profile_model(card, tmp_path / "parts", engine=Replaced(), tunings=[Tuning(threads=1)], inputs=requests(1))
+    assert read_profile(tmp_path / "parts") is None
 
 
 class Unfused(OrtEngine):
