@@ -31,6 +31,7 @@ from scripts.benches.figure import CACHE, Figure, interleaved, median_difference
 from scripts.client import Client, Refused
 from scripts.pair import PROGRAMS, STATUS, free_port
 from split.graph.card import CutCard, ModelCard
+from split.graph.growth import CutGrowth, Elements, Extent, Growth, Step
 from split.ids import CutId, ModelDigest
 from split.oip.infer import OipRequest
 from split.plan.plan import RequestFacts
@@ -68,6 +69,8 @@ def run(*, quick: bool) -> tuple[list[Figure], list[dict[str, Any]]]:
     inprocess_us = asyncio.run(_inprocess_us(300 if quick else 2000, rows))
     http_ms = _http_ms(200 if quick else 1000, rows)
     decisions = _decisions_us(5_000 if quick else 50_000)
+    resized = _decisions_us(2_000 if quick else 20_000, dynamic=True)
+    rows.append({"decision": "each at a size that is new", **_percentiles(resized)})
     ratio = _local_ratio(40 if quick else 200, rows)
     figures = [
         Figure(name="inprocess_us", value=inprocess_us, unit="µs", at_most=100),
@@ -183,10 +186,17 @@ def _wait_until_profiled(client: Client, process: subprocess.Popen[bytes], log: 
     sys.exit(f"scripts/bench: the daemon did not come up:\n{log.read_text()}")
 
 
-def _decisions_us(rounds: int) -> list[float]:
-    """`Planner.decide` over a hundred plans: local, the input in three codecs and as a picture, 32 cuts in three."""
+def _percentiles(taken_us: list[float]) -> dict[str, float]:
+    return {"p50_us": percentile(taken_us, 0.50), "p99_us": percentile(taken_us, 0.99)}
+
+
+def _decisions_us(rounds: int, *, dynamic: bool = False) -> list[float]:
+    """`Planner.decide` over a hundred plans: local, the input in three codecs and as a picture, 32 cuts in three.
+
+    `dynamic`: height and width are open, and of 36,863 requests no two have the same.
+    """
     cuts = [CutId(f"{number:012x}") for number in range((PLANS - 5) // len(CODECS) + 1)]
-    tensor = TensorSpec(name="x", dtype="FP32", shape=(1, 3, 224, 224))
+    tensor = TensorSpec(name="x", dtype="FP32", shape=(1, 3, *(("height", "width") if dynamic else (224, 224))))
     digest = ModelDigest("sha256:" + "0" * 64)
     card = ModelCard(
         digest=digest,
@@ -211,6 +221,7 @@ def _decisions_us(rounds: int) -> list[float]:
             )
             for number, cut in enumerate(cuts)
         ),
+        growth=_growth(cuts) if dynamic else None,
     )
 
     def codecs(size: int) -> tuple[CodecCosts, ...]:
@@ -223,7 +234,8 @@ def _decisions_us(rounds: int) -> list[float]:
         digest=digest,
         runtime="bench",
         fingerprint="bench",
-        dims={},
+        dims={"height": 224, "width": 224} if dynamic else {},
+        sizes=(224, 224) if dynamic else (),
         threads=2,
         whole_ms=100.0,
         image_ms=5.0,
@@ -250,10 +262,27 @@ def _decisions_us(rounds: int) -> list[float]:
     assert decision.candidates >= PLANS - 5, decision.candidates
     taken = []
     for n in range(rounds):
+        if dynamic:
+            facts = RequestFacts(budget_ms=1000.0, sizes=(129 + n % 193, 129 + n % 191))
         started_s = time.perf_counter()
         planner.decide("m", facts, edge_queue_ms=0.0, now_s=1.0 + n * 1e-3)
         taken.append((time.perf_counter() - started_s) * 1e6)
     return taken
+
+
+def _growth(cuts: list[CutId]) -> Growth:
+    """Work in proportion to the area; boundaries of about half and a quarter of the sides, no two alike."""
+    sides = [Extent(n, (Step(dim, 1, 1, by),)) for n in range(len(cuts) // 2 + 1) for by in (2, 4) for dim in (0, 1)]
+    return Growth(
+        monomials=((), ((0, 1), (1, 1))),
+        extents=tuple(sides),
+        whole_work=(0.0, 100.0),
+        outputs=(Elements(),),
+        cuts={
+            cut: CutGrowth(head_work=(0.0, 3.0 * n), crossing=(Elements(extents=(2 * n, 2 * n + 1)),))
+            for n, cut in enumerate(cuts)
+        },
+    )
 
 
 def _local_ratio(rounds: int, rows: list[dict[str, Any]]) -> float:
