@@ -51,6 +51,9 @@ WAITING_BYTES = 4 << 20
 nothing more by and by. So requests wait for the disk only where that is slower than the link."""
 MAX_GOLDEN_BYTES = 64 << 20
 """Golden inputs as decoded: a few pictures."""
+LOG_S = 1.0
+LOG_LINES = 32.0
+"""A session's lines about what was refused: one a second, so many at once (each of a model's cuts may have its own)."""
 MAX_TEXT = 2000
 """Characters of a refusal: some name what came, and what came may be long."""
 
@@ -116,6 +119,11 @@ class Openings:
         self._at_bench = asyncio.Lock()
         """Held while this session waits for a child process or has one: it has one place among the waiting, however
         much it asks for at once."""
+        self._log_lines = LOG_LINES
+        """That may be written now, about what was refused."""
+        self._logged_at_s = 0.0
+        self._unlogged = 0
+        """What was refused since the last of them."""
 
     def find(self, digest: str, cut: str) -> Opened:
         """What was opened under exactly this digest and cut; refused with PLAN_MISMATCH otherwise (I6)."""
@@ -364,9 +372,7 @@ class Openings:
         self._companion.store.release(digest, self._device)
 
     def _refuse(self, error: IsthmusError, *, digest: str, cut: str = "") -> None:
-        log.warning(
-            "refused device=%s digest=%s cut=%s code=%s error=%r", self._device, digest, cut, error.code, str(error)
-        )
+        self._log_refused(error, digest, cut)
         self._companion.metrics.refusals.labels(error.code).inc()
         if not cut:
             self._drop(digest)
@@ -374,6 +380,26 @@ class Openings:
                 self._refused.clear()
             self._refused.add(digest)
         self._send(Refused(code=error.code, message=str(error)[:MAX_TEXT], digest=digest, cut=cut))
+
+    def _log_refused(self, error: IsthmusError, digest: str, cut: str) -> None:
+        """A few lines as they come, then one a second at most, however much is refused."""
+        now_s = asyncio.get_running_loop().time()
+        self._log_lines = min(self._log_lines + (now_s - self._logged_at_s) / LOG_S, LOG_LINES)
+        self._logged_at_s = now_s
+        if self._log_lines < 1:
+            self._unlogged += 1
+            return
+        self._log_lines -= 1
+        log.warning(
+            "refused device=%s digest=%s cut=%s code=%s error=%r unlogged_before=%d",
+            self._device,
+            digest,
+            cut,
+            error.code,
+            str(error)[:MAX_TEXT],
+            self._unlogged,
+        )
+        self._unlogged = 0
 
 
 def _held_bytes(message: ModelOffer | ModelChunk | SegmentOpen, data: memoryview) -> int:

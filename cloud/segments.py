@@ -197,12 +197,13 @@ class Segments:
     async def keep_only(self, held: Callable[[], Collection[str]]) -> None:
         """Delete what was made of models that are not `held` any more; `held` is asked again before each deletion. What
         is being made right now stays until the next time."""
-        for folder in _folders_in(self._folder):
+        kept = await asyncio.to_thread(_names_of, held)
+        for folder in await asyncio.to_thread(_folders_in, self._folder):
             turn = self._turn(folder)
-            if turn.locked():
+            if folder.name in kept or turn.locked():
                 continue
             async with turn:
-                if folder.name not in {digest_hex(digest)[:16] for digest in held()}:
+                if folder.name not in await asyncio.to_thread(_names_of, held):
                     await self._remove(folder)
 
     def _turn(self, folder: Path) -> asyncio.Lock:
@@ -267,6 +268,11 @@ def _rehearsed(record: Path, runtime: str) -> Collection[str]:
         return msgspec.json.decode(record.read_bytes(), type=dict[str, list[str]]).get(runtime, [])
     except (FileNotFoundError, msgspec.MsgspecError):
         return []
+
+
+def _names_of(held: Callable[[], Collection[str]]) -> Collection[str]:
+    """The folders of these models. Looks at the disk."""
+    return {digest_hex(digest)[:16] for digest in held()}
 
 
 def _folders_in(place: Path) -> list[Path]:

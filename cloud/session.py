@@ -55,6 +55,8 @@ log = logging.getLogger(__name__)
 
 INLINE_BYTES = 1 << 20
 """Raw payloads up to here are decoded and encoded on the event loop: views or at most one copy, about 0.1 ms."""
+TENSORS_BESIDE = 16
+"""Beyond those that an opened segment takes: so many are read, on the event loop, to say which of them is wrong."""
 MAX_NAME = 128
 """Characters of a request id, digest or cut; a digest, the longest, has 71."""
 HELD_BACK_BYTES = 32 << 20
@@ -218,7 +220,7 @@ class Session:
             if self._leaving:
                 raise ModelUnavailable(f"the companion takes nothing new: {self._leaving}")
             opened = self._find(infer)
-            size = _held_bytes(infer, incoming.payload)
+            size = _held_bytes(infer, incoming.payload, tensors_max=len(opened.feeds) + TENSORS_BESIDE)
             shared.admission.enter(
                 self._device,
                 size,
@@ -395,10 +397,10 @@ def _check_name(name: str) -> None:
         raise RemoteProtocolError(f"an id, digest or cut has 1 to {MAX_NAME} characters, one with {len(name)} came")
 
 
-def _held_bytes(infer: Infer, payload: memoryview) -> int:
+def _held_bytes(infer: Infer, payload: memoryview, *, tensors_max: int) -> int:
     """What a request takes until it is answered: some kilobytes of zeros may become many megabytes."""
     pictures = sum(4 * math.prod(_image_spec(name, rule).shape) for name, rule in infer.encoded.items())
-    return max(payload.nbytes, decoded_bytes(payload)) + pictures
+    return max(payload.nbytes, decoded_bytes(payload, tensors_max=tensors_max)) + pictures
 
 
 def _image_spec(name: str, rule: Mapping[str, object]) -> ImageSpec:

@@ -40,6 +40,9 @@ _PLAIN_NAME = re.compile(r"[^/\\\x00-\x1f.][^/\\\x00-\x1f]{0,199}")
 """No path, no control character, no leading dot; 200 bytes and more are left of a file system's 255 for suffixes."""
 STEP_BYTES = 16 << 20
 """Room is made as bytes come, this much at a time: an offer alone removes no model."""
+PARTIAL_KEPT = 256
+"""Models that began to come and that no session uses, the latest of them: what lies there is looked at for each offer,
+and an offer without a byte makes a folder."""
 MAX_FILES = 256
 """Files of one model: exporters write one external file per model or one per tensor group; more is no model of ours."""
 
@@ -281,6 +284,9 @@ class ModelStore:
                 f"models_bytes of {self._budget_bytes}",
             )
         idle = sorted((path for path in claims if path.name not in used), key=lambda path: path.stat().st_mtime)
+        for path in [path for path in idle if not _is_whole(path)][:-PARTIAL_KEPT]:
+            shutil.rmtree(path, ignore_errors=True)
+            idle.remove(path)
         free = shutil.disk_usage(self._folder).free
         if free + here + sum(claims[path] for path in idle) < wanted:
             raise CompanionRefused(

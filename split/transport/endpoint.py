@@ -22,6 +22,9 @@ from split.wire.messages import Hello, Message, Priority
 
 _log = logging.getLogger("isthmus.transport")
 
+TURN_S: Final = 0.002
+"""What is handed out at a stretch before everything else on the loop has a turn: a peer that floods fills its own time,
+and each of the others waits this long for it."""
 INVALID_LOG_S: Final = 1.0
 """Between two lines of the log about messages of one peer that make no sense."""
 
@@ -40,6 +43,7 @@ class Endpoint(ABC):
         self._holding = False
         self._logged_invalid = 0
         self._log_invalid_at_s = 0.0
+        self._turn_began_s = 0.0
         self._reader: asyncio.Future[None] | None = None
         self._drainers: list[tuple[int, asyncio.Future[None]]] = []
         self._closed_because: str | None = None
@@ -140,13 +144,18 @@ class Endpoint(ABC):
     async def receive(self) -> Incoming:
         """See `Channel.receive`; cancelling it loses no message."""
         assert self._reader is None, "a channel is owned by one task for receiving"
+        loop = asyncio.get_running_loop()
+        if self._unread and loop.time() - self._turn_began_s > TURN_S:
+            await asyncio.sleep(0)
+            self._turn_began_s = loop.time()
         while not self._unread:
             self._refuse_when_closed()
-            self._reader = asyncio.get_running_loop().create_future()
+            self._reader = loop.create_future()
             try:
                 await self._reader
             finally:
                 self._reader = None
+            self._turn_began_s = loop.time()
         incoming, received = self._unread.popleft()
         if received.taken() and self._closed_because is None:
             self._pump()

@@ -54,7 +54,9 @@ from split.wire.messages import (
 )
 from split.wire.outbox import Outbox, Outgoing
 
-_SCRATCH_BYTES: Final = 64 * KIB
+_SCRATCH_BYTES: Final = 16 * KIB
+"""A whole TLS record. Small messages are understood so many bytes at a time, some milliseconds of work; more would keep
+the other connections of the loop waiting."""
 _DIRECT_FROM_BYTES: Final = 4 * KIB
 """A shorter rest of a body is read through the scratch buffer, with whatever comes behind it."""
 
@@ -89,6 +91,8 @@ class WireConnection:
         """Set when the peer's Hello was received."""
         self.failure: RemoteProtocolError | CompanionRefused | None = None
         """What the peer did wrong, or its reason for refusing us; the connection is to be closed once set."""
+        self.messages = 0
+        """Whole messages that came, whatever became of them."""
         self.invalid_messages = 0
         """Whole messages that were dropped because their metadata makes no sense."""
         self.last_invalid = ""
@@ -374,6 +378,7 @@ class WireConnection:
     def _complete(self, arriving: Arriving, received: list[Received]) -> None:
         self._arriving[arriving.priority] = None
         self._current = None
+        self.messages += 1
         message = self._understand(arriving)
         if isinstance(message, Ping):
             self._answer(message)

@@ -87,3 +87,17 @@ async def test_a_model_that_fails_takes_the_cut_asked_for_behind_it_along(house,
     assert need.missing == ()
     assert (model_refused.code, model_refused.cut) == ("INVALID_MODEL", "")
     assert (cut_refused.code, cut_refused.cut) == ("PLAN_MISMATCH", cut.id)
+
+
+async def test_a_device_of_which_everything_is_refused_does_not_fill_the_log(house, chain, monkeypatch, caplog):
+    monkeypatch.setattr(cloud.openings, "LOG_LINES", 2.0)
+    monkeypatch.setattr(cloud.openings, "LOG_S", 1e9)
+    device = house.connect()
+    wanted = SegmentOpen(digest=chain.digest, cut=chain.card.cuts[0].id, node_bitmap=chain.card.cuts[0].node_bitmap)
+    for _ in range(10):
+        refused = await device.ask(wanted)
+        assert (type(refused), refused.code) == (Refused, "PLAN_MISMATCH")
+    assert sum("refused device=" in line for line in caplog.messages) == 2
+    monkeypatch.setattr(cloud.openings, "LOG_S", 1e-9)
+    await device.ask(wanted)
+    assert "unlogged_before=8" in caplog.messages[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -119,8 +120,11 @@ async def test_of_a_model_that_is_gone_no_segment_is_kept_open(chain, tmp_path):
         tmp_path / "cache", Bench(), prefer=lambda _: None, let_go=gone.append, runtime=OrtEngine().name
     )
     model = await segments.prepare(chain.digest, chain.path, {})
-    await segments.keep_only(lambda: (chain.digest,))
+    asked: list[int] = []
+    await segments.keep_only(lambda: (asked.append(threading.get_ident()), (chain.digest,))[1])
     assert gone == []
+    assert len(asked) == 1  # it looks at every model on the disk
+    assert threading.get_ident() not in asked
     await segments.keep_only(lambda: ())
     await segments.close()
     assert gone == [model.folder, chain.path]

@@ -100,3 +100,16 @@ async def test_what_a_request_becomes_when_it_is_decoded_counts_not_what_was_sen
     assert (await device.next()).code == "ENGINE_FAILED"
     await device.session.drained()
     assert house.companion.admission.inflight_bytes == 0
+
+
+async def test_thousands_of_tensors_where_two_are_taken_are_refused_by_their_number(house, chain, feeds):
+    """Reading what each of them is called takes the event loop 30 ms, which are everybody's."""
+    device = house.connect()
+    await device.bring(chain)
+    many = {f"t{number}": np.zeros(0, np.float32) for number in range(4_000)}
+    device.channel.send(*chain.infer(many))
+    refused = await device.next()
+    assert (type(refused), refused.code) == (Refused, "CODEC_ERROR")
+    assert "claims 4000 tensors" in refused.message
+    device.channel.send(*chain.infer(feeds, request_id="2"))
+    assert isinstance(await device.next(), Reply)

@@ -253,3 +253,18 @@ def test_a_manifest_of_another_model_is_damage_and_its_names_are_not_looked_at(s
         store.path(DIGEST)
     again = ModelStore(tmp_path / "models", budget_bytes=10_000)
     assert again.offer(DIGEST, "cam", files()).missing == ((0, 0), (1, 0))
+
+
+def test_of_models_that_began_to_come_and_nobody_uses_a_bounded_number_stays(store, tmp_path, monkeypatch):
+    """An offer makes a folder, and each later offer looks at all of them."""
+    monkeypatch.setattr("cloud.store.PARTIAL_KEPT", 2)
+    for number in range(8):
+        main = f"model {number}".encode()
+        offered = (("net.onnx", len(main), sha256(main)),)
+        store.offer(f"sha256:{sha256(main)}", "cam", offered)
+        store.release(f"sha256:{sha256(main)}", "cam")
+    assert store.offer(DIGEST, "cam", files()).missing == ((0, 0), (1, 0))
+    assert len(list((tmp_path / "models").iterdir())) == 3
+    store.write(DIGEST, "cam", 0, 0, MAIN)
+    store.write(DIGEST, "cam", 1, 0, DATA)
+    assert store.finish(DIGEST, "cam")

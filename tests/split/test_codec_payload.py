@@ -372,3 +372,10 @@ def test_the_header_tells_what_a_payload_takes_decoded(codec: str) -> None:
     assert decoded_bytes(payload_of(tensors, codec)) == 600_007
     with pytest.raises(CodecError):
         decoded_bytes(b"no payload at all")
+
+
+def test_whoever_knows_how_many_tensors_come_reads_no_more_of_them() -> None:
+    payload = payload_of({f"t{number}": np.zeros(1, np.uint8) for number in range(5)}, "raw")
+    assert decoded_bytes(payload, tensors_max=5) == 5
+    with pytest.raises(CodecError, match="claims 5 tensors; at most 4"):
+        decoded_bytes(payload, tensors_max=4)

@@ -261,3 +261,49 @@ async def test_bytes_are_counted_at_both_ends_and_stay_readable_after_the_end(pa
     assert device.sent_bytes >= seen.sent_bytes
     assert device.received_bytes >= seen.received_bytes
     assert device.observe().connections == ()
+
+
+async def test_whoever_else_is_on_the_loop_has_a_turn_while_a_flood_is_read(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, companion = await pair()
+    for number in range(8):
+        device.send(Cancel(request_id=f"{number}", attempt=1), priority=Priority.CONTROL)
+    first = await companion.receive()
+    while len(companion._unread) < 7:  # type: ignore[attr-defined]  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    monkeypatch.setattr("split.transport.endpoint.TURN_S", -1.0)  # any stretch has lasted too long
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(other())
+    seen = []
+    for _ in range(7):
+        await companion.receive()
+        seen.append(turns)
+    beside.cancel()
+    assert first.message == Cancel(request_id="0", attempt=1)
+    assert seen == list(range(1, 8))
+
+
+async def test_in_one_turn_of_the_loop_a_connection_understands_few_messages_of_a_flood(
+    identities: dict[str, Identity],
+) -> None:
+    """What the kernel and asyncio hold ready may be ten thousand of them."""
+    async with tls_pair(identities, Limits(), minor=0) as (device, companion):
+        assert isinstance(companion, TlsChannel)
+        count = 3_000
+        for number in range(count):
+            device.send(Cancel(request_id=f"{number}", attempt=1), priority=Priority.CONTROL)
+        connection, steps = companion._first.connection, []
+        before = connection.messages
+        while connection.messages < count + 1:  # and the Hello
+            await asyncio.sleep(0)
+            steps.append(connection.messages - before)
+            before = connection.messages
+        assert max(steps) <= 16 * KIB / 40  # header and metadata of a Cancel have more
