@@ -209,6 +209,7 @@ class Serve:
             network_ms=expected_ms["up"] + expected_ms["down"],
             cloud_ms=cloud_ms,
             attempts=request.model.contract.behaviour.retry.attempts,
+            made={spec.name: spec.dtype for spec in request.model.card.outputs},
         )
 
     async def _reply(

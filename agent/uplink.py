@@ -19,7 +19,8 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from agent.dialler import Dial, Dialler, Opened, Unreached
@@ -185,12 +186,19 @@ class Uplink:
         network_ms: float = 0.0,
         cloud_ms: float = 0.0,
         attempts: int = 1,
+        made: Mapping[str, str] = MappingProxyType({}),
     ) -> Asked:
         """Send one request, as `Waiting.send`. Raises ConnectionLost at once when there is no companion."""
         if self._channel is None or self._leaving:
             raise ConnectionLost(f"no companion: {self.state}")
         return self._waiting.send(
-            message, payload, priority=priority, network_ms=network_ms, cloud_ms=cloud_ms, attempts=attempts
+            message,
+            payload,
+            priority=priority,
+            network_ms=network_ms,
+            cloud_ms=cloud_ms,
+            attempts=attempts,
+            made=made,
         )
 
     def abandon(self, request_id: str) -> None:

@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -24,7 +25,7 @@ from agent.planner import Planner
 from split.codec.image import image_fingerprint
 from split.codec.payload import decode
 from split.errors import CompanionRefused, ConnectionLost, IsthmusError, Overloaded, RemoteProtocolError, TooLarge
-from split.tensor import Tensors
+from split.tensor import Tensors, dtype_name
 from split.transport.channel import Buffer, Channel, Incoming
 from split.wire.messages import Cancel, Infer, Priority, Refused, Reply
 
@@ -73,6 +74,8 @@ class _Request:
     cloud_ms: float
     """What network and companion are expected to need of the time."""
     attempts: int
+    made: Mapping[str, str]
+    """Element types of the model's outputs."""
     sent_at_s: float = 0.0
     up_bytes: int = 0
     """Payload and what was queued before it: all that had to travel first."""
@@ -121,14 +124,15 @@ class Waiting:
         network_ms: float = 0.0,
         cloud_ms: float = 0.0,
         attempts: int = 1,
+        made: Mapping[str, str] = MappingProxyType({}),
     ) -> Asked:
         """Send one request, and again while `attempts` and its budget last when a connection takes it with it.
 
-        `network_ms`, `cloud_ms`: what the link and the companion are expected to need, so that lateness is not all put
-        down to the link, and nothing is sent again that would come too late. The payload must not change until
-        `abandon`. Raises ConnectionLost when there is no connection, Overloaded when the channel's byte bound
-        is reached or the metered bytes are used up, CompanionRefused (TOO_LARGE) for a message that the companion does
-        not take.
+        `network_ms`, `cloud_ms`: what the link and the companion are expected to need, so that lateness is not
+        all put down to the link, and nothing is sent again that would come too late. `made`: element types of
+        the model's outputs; a reply with others is none. The payload must not change until `abandon`. Raises
+        ConnectionLost when there is no connection, Overloaded when the channel's byte bound is reached or the
+        metered bytes are used up, CompanionRefused (TOO_LARGE) for a message that the companion does not take.
         """
         loop = asyncio.get_running_loop()
         asked = Asked(reply=loop.create_future(), lost=loop.create_future())
@@ -142,6 +146,7 @@ class Waiting:
             network_ms=network_ms,
             cloud_ms=cloud_ms,
             attempts=attempts,
+            made=made,
         )
         self._put(waiting)
         return asked
@@ -241,6 +246,9 @@ class Waiting:
             outputs = decode(incoming.payload, max_bytes=most)
             if missing := set(waiting.message.outputs) - outputs.keys():
                 raise RemoteProtocolError(f"output {min(missing)!r} is not in the reply")
+            for name, dtype in waiting.made.items():
+                if name in outputs and (came := dtype_name(outputs[name].dtype)) != dtype:
+                    raise RemoteProtocolError(f"output {name!r} is {came}, the model makes {dtype}")
         except IsthmusError as error:
             answer.set_exception(RemoteProtocolError(f"the companion's reply is not usable: {error}"))
             return False

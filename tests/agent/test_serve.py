@@ -1111,12 +1111,22 @@ async def replies_with_another_output(lab: Lab, channel: MemoryChannel, infer: I
     channel.send(reply, encode({"z": X}, "raw"))
 
 
+async def replies_with_another_element_type(
+    lab: Lab, channel: MemoryChannel, infer: Infer, payload: memoryview
+) -> None:
+    reply, parts = answer(lab, infer, payload)
+    outputs = decode(b"".join(bytes(part) for part in parts), max_bytes=1 << 20)
+    channel.send(reply, encode({name: array.astype(np.float64) for name, array in outputs.items()}, "raw"))
+
+
 async def replies_for_another_cut(lab: Lab, channel: MemoryChannel, infer: Infer, payload: memoryview) -> None:
     reply, parts = answer(lab, infer, payload, wrong=True)
     channel.send(msgspec.structs.replace(reply, cut="0123456789ab"), parts)
 
 
-@pytest.mark.parametrize("fault", [replies_with_another_output, replies_for_another_cut])
+@pytest.mark.parametrize(
+    "fault", [replies_with_another_output, replies_with_another_element_type, replies_for_another_cut]
+)
 def test_a_reply_that_does_not_fit_its_request_is_never_an_answer(tmp_path: Path, fault: Behaviour_) -> None:
     async def story() -> None:
         async with Lab(tmp_path, behave=fault) as lab:
