@@ -22,6 +22,7 @@ import numpy as np
 
 from split.errors import ConfigError, EngineFailed, InvalidModel, InvalidRequest, IsthmusError
 from split.runtime.allowance import usable_threads as usable_threads
+from split.runtime.empties import deadly_operator
 from split.runtime.node_times import node_times
 from split.tensor import NUMPY_DTYPES, Array, Dim, Tensors, TensorSpec
 
@@ -240,6 +241,7 @@ class OrtSegment:
         self._plain = all(spec.dtype != "BYTES" for spec in self.input_specs)
         self._outputs = [spec.name for spec in self.output_specs]
         self._texts = frozenset(spec.name for spec in self.output_specs if spec.dtype == "BYTES")
+        self._deadly = deadly_operator(path)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -298,7 +300,7 @@ class OrtSegment:
             array = feeds.get(name)
             if not isinstance(array, np.ndarray) or array.dtype != dtype or not array.flags.c_contiguous:
                 return False
-            if array.shape != spec.shape and spec.refuse(array) is not None:
+            if array.shape != spec.shape and self._refusal(spec, array) is not None:
                 return False
         return True
 
@@ -313,7 +315,7 @@ class OrtSegment:
             if array is None:
                 raise InvalidRequest(f"input {name!r} is missing; the inputs are {', '.join(map(repr, self._specs))}")
             array = np.asarray(array)
-            refusal = spec.refuse(array)
+            refusal = self._refusal(spec, array)
             if refusal is not None:
                 raise InvalidRequest(refusal)
             if spec.dtype == "BYTES":
@@ -322,6 +324,16 @@ class OrtSegment:
                 # np.require and ascontiguousarray would turn a scalar into a vector.
                 ready[name] = np.asarray(array, dtype=NUMPY_DTYPES[spec.dtype], order="C")
         return ready
+
+    def _refusal(self, spec: TensorSpec, array: Array) -> str | None:
+        """Why this tensor cannot go in, as a sentence."""
+        refusal = spec.refuse(array)
+        if refusal is None and self._deadly is not None and array.size == 0 and 0 not in spec.shape:
+            return (
+                f"tensor {spec.name!r} is empty ({list(array.shape)}), which onnxruntime does not survive in a model "
+                f"with the operator {self._deadly}; give it at least one of everything"
+            )
+        return refusal
 
 
 def _spec(value: Any, path: Path) -> TensorSpec:

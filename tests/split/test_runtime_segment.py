@@ -222,6 +222,30 @@ def test_a_loop_of_no_rounds_gives_an_empty_output_of_the_right_rank(tmp_path: P
     assert made["scan"].nbytes == 0
 
 
+def test_a_model_that_the_runtime_would_die_of_takes_no_empty_tensor(tmp_path: Path) -> None:
+    """The recurrent kernels end the process when the batch is empty, wherever in the model they are."""
+    for call, gates in ((f"{op} <hidden_size = 1> (x, w, r)", gates) for op, gates in (("LSTM", 4), ("GRU", 3))):
+        ones = ", ".join(["1"] * gates * 2)
+        segment = opened(
+            tmp_path,
+            f"""<ir_version: 8, opset_import: ['' : 17]> g (float[T, B, 2] x, bool c) => (float[D, E, F, 1] y)
+            <float[1, {gates}, 2] w = {{{ones}}}, float[1, {gates}, 1] r = {{{", ".join(["0"] * gates)}}},
+             int64[1] two = {{2}}, int64[1] one = {{1}}> {{ y = If (c) <
+              then_branch = on () => (float[D, E, F, 1] p) {{ p, h = {call} }},
+              else_branch = off () => (float[D, E, F, 1] q) {{
+                s = ReduceSum (x, two)
+                q = Unsqueeze (s, one)
+              }} > }}""",
+        )
+        yes, no = np.array(True), np.array(False)
+        assert segment.run({"x": np.ones((2, 3, 2), "f4"), "c": yes})["y"].shape == (2, 1, 3, 1)
+        for c in (yes, no):
+            with pytest.raises(
+                InvalidRequest, match=r"tensor 'x' is empty \(\[2, 0, 2\]\), which onnxruntime does not"
+            ):
+                segment.run({"x": np.ones((2, 0, 2), "f4"), "c": c})
+
+
 def test_one_segment_may_run_on_several_threads(twice: OrtSegment) -> None:
     right: list[bool] = []
 
