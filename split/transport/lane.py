@@ -82,6 +82,7 @@ class Lane(asyncio.BufferedProtocol):
         """Set when its certificate was checked."""
         self.over: str | None = None
         """Why it ended; None before."""
+        self._cause: Exception | None = None
         self._hello = hello
         self._credentials = credentials
         self._peer_role: Role = "companion" if credentials.role == "device" else "device"
@@ -119,6 +120,8 @@ class Lane(asyncio.BufferedProtocol):
         self.hold_reading(False)
         early, self._early = self._early, []
         owner.lane_received(early)
+        if self.over is not None:  # it ended right behind its Hello, when there was nobody to tell
+            owner.lane_over(self, self.over, self._cause)
 
     def greet(self) -> None:
         """Send the Hello that was held back, and from now on whatever waits."""
@@ -343,7 +346,7 @@ class Lane(asyncio.BufferedProtocol):
     def _end(self, reason: str, cause: Exception | None) -> None:
         if self.over is not None:
             return
-        self.over = reason
+        self.over, self._cause = reason, cause
         self._info()
         if not self._opened.done():
             if isinstance(cause, IsthmusError):

@@ -487,3 +487,35 @@ async def test_a_hello_that_comes_in_pieces_is_taken_like_any_other(ours: dict[s
         channel = await dial("127.0.0.1", port, identity=ours["device"], hello=hello(), timeout_s=5)
         assert channel.peer_hello == hello()
         await channel.close("done")
+
+
+async def test_a_connection_that_breaks_right_behind_its_hello_is_a_channel_that_is_over(
+    ours: dict[str, Identity], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anybody owns it: at both ends, whoever waits for a message is told."""
+    opened = Lane.opened
+
+    async def late(self: Lane) -> None:
+        await opened(self)
+        while self.over is None:  # noqa: ASYNC110 - the other end decides when
+            await asyncio.sleep(0)
+
+    async def companion(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        metadata = msgspec.msgpack.encode(hello())
+        writer.write(FrameHeader(FrameKind.BEGIN, 0, 1, len(metadata), len(metadata), 0).encode() + metadata)
+        await reader.read(1)  # the device's Hello: both are there
+        for _ in range(20):
+            await asyncio.sleep(0)
+        reset = bytes([1, 0, 0, 0, 0, 0, 0, 0])
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        writer.transport.abort()
+
+    monkeypatch.setattr(Lane, "opened", late)
+    context = credentials_of(ours["companion"], "companion").context()
+    async with await asyncio.start_server(companion, "127.0.0.1", 0, ssl=context) as server:
+        port = server.sockets[0].getsockname()[1]
+        channel = await dial("127.0.0.1", port, identity=ours["device"], hello=hello(), timeout_s=5)
+        async with asyncio.timeout(5):
+            with pytest.raises(ConnectionLost):
+                await channel.receive()
+        await channel.close("done")
