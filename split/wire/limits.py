@@ -55,7 +55,12 @@ Ping. Room for the largest one (a probe with padding) and a thousand small ones 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one side of a connection sends at once and is willing to hold."""
+    """What one side of a connection sends at once and is willing to hold.
+
+    A session has at most two connections, each with queues and credit of its own, and so at most twice of all this. Not
+    halves: the first must do alone until the second is there, and a bulk queue that is full must not hold up what is
+    urgent, nor take from its credit.
+    """
 
     frame_bytes: int = 64 * KIB
     """Largest frame sent at first, header and body: 4 full TLS records; 52 ms at 10 Mbit/s, 10 ms at 50. Whoever

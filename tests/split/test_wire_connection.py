@@ -417,13 +417,13 @@ def test_a_peer_that_pings_and_never_reads_is_cut_off() -> None:
 # ---- bounds
 
 
+def resident_bytes() -> int:
+    """From /proc, so that the kernel says what is taken."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * mmap.PAGESIZE
+
+
 def test_what_is_only_announced_takes_no_memory() -> None:
-    """Resident set from /proc, so that the kernel says what is taken."""
-
-    def resident_bytes() -> int:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * mmap.PAGESIZE
-
     _, right = pair(Limits())
     before = resident_bytes()
     for priority in range(1, 4):
@@ -453,8 +453,29 @@ def test_the_room_for_a_message_is_at_most_four_times_what_came_of_it() -> None:
         arriving.make_room(200_000)
         _, take = arriving.place(200_000)
         arriving.filled += take
-        room = len(arriving._payload)
+        room = arriving.room_bytes - 30  # of the metadata
         assert len(arriving.payload) <= room <= max(MIB, 4 * arriving.filled) + 20
+
+
+def test_of_a_message_larger_than_the_heap_keeps_only_what_came_takes_memory() -> None:
+    before = resident_bytes()
+    arriving = Arriving(FrameHeader(FrameKind.BEGIN, 2, 2, 0, 10, 250 * MIB))
+    while arriving.filled < 40 * MIB:
+        arriving.make_room(200_000)
+        place, take = arriving.place(200_000)
+        place[:take] = bytes(take)
+        arriving.filled += take
+    assert resident_bytes() - before < 80 * MIB
+    assert arriving.room_bytes < 41 * MIB
+    assert len(arriving.payload) == arriving.filled - 10
+
+
+def test_a_payload_of_forty_megabytes_is_whole() -> None:
+    left, right = pair(Limits(frame_bytes=256 * KIB, queue_bytes=64 * MIB))
+    payload = bytes(range(251)) * 160_000
+    left.send(infer("a"), [payload])
+    (received,) = feed_as_transport(right, b"".join(drain(left)), [300_001])
+    assert received == (infer("a"), payload)
 
 
 def test_no_memory_for_a_payload_is_told_the_peer_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
