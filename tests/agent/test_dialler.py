@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
+import random
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from agent.config import AgentConfig, IdentityFiles
@@ -41,7 +46,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def companion(identities: dict[str, Identity]) -> AsyncIterator[tuple[str, list[Channel]]]:
+async def companion(identities: dict[str, Identity], minor: int = 0) -> AsyncIterator[tuple[str, list[Channel]]]:
     """Its address, and the channels that are open to it."""
     channels: list[Channel] = []
 
@@ -56,7 +61,7 @@ async def companion(identities: dict[str, Identity]) -> AsyncIterator[tuple[str,
         "127.0.0.1",
         0,
         identity=identities["companion"],
-        make_hello=lambda: HELLO,
+        make_hello=lambda: msgspec.structs.replace(HELLO, minor=minor),
         on_channel=serve,
         max_sessions=8,
     )
@@ -67,10 +72,12 @@ async def companion(identities: dict[str, Identity]) -> AsyncIterator[tuple[str,
         await listener.close()
 
 
-def dialler(identities: dict[str, Identity], companions: list[str]) -> Dialler:
+def dialler(identities: dict[str, Identity], companions: list[str], minor: int = 0) -> Dialler:
+    hello = msgspec.structs.replace(HELLO, minor=minor)
+
     async def tls(address: str, timeout_s: float, first: object) -> Channel:
         host, _, port = address.rpartition(":")
-        return await dial(host, int(port), identity=identities["device"], hello=HELLO, timeout_s=20)
+        return await dial(host, int(port), identity=identities["device"], hello=hello, timeout_s=20)
 
     return Dialler(companions=companions, dial=tls, backoff=Backoff(), on_failure=lambda why: None)
 
@@ -99,6 +106,31 @@ async def test_an_opening_called_off_at_any_moment_leaves_no_connection(
         dialling.call_off(opening)
         await until(lambda: not dialling._late and not dialling._closing)
         await until(lambda: not open_there)
+
+
+async def test_o_wi_05_set_ups_that_are_ended_at_fifty_random_moments_leave_nothing_and_no_record(
+    identities: dict[str, Identity],
+) -> None:
+    """The case is WebRTC's; over TLS a set-up is a dial, and the second connection behind it."""
+    records: list[Any] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: records.append(context))
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    moments = random.Random(seed)
+    async with asyncio.timeout(60), companion(identities, minor=1) as (address, open_there):
+        tasks, files = len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd"))
+        for _ in range(50):
+            dialling = dialler(identities, [address], minor=1)
+            opening: asyncio.Task[Opened] = asyncio.create_task(dialling.open())
+            for _ in range(moments.randrange(400)):
+                await asyncio.sleep(0)
+            dialling.call_off(opening)
+            await until(lambda one=dialling: not one._late and not one._closing)  # type: ignore[misc]
+        await until(lambda: not open_there)
+        await until(lambda: len(asyncio.all_tasks()) == tasks and len(os.listdir("/proc/self/fd")) == files)
+        gc.collect()
+        assert records == []
 
 
 async def test_the_daemon_announces_the_largest_message_that_it_takes(

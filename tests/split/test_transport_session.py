@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import random
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -63,11 +66,11 @@ class House:
 
 @asynccontextmanager
 async def house(
-    ours: dict[str, Identity], *, minor: int = 1, max_sessions: int = 4, **more: Any
+    ours: dict[str, Identity], *, host: str = "127.0.0.1", minor: int = 1, max_sessions: int = 4, **more: Any
 ) -> AsyncIterator[House]:
     made = House()
     made.listener = await listen(
-        "127.0.0.1",
+        host,
         0,
         identity=ours["companion"],
         make_hello=lambda: hello(minor),
@@ -234,6 +237,45 @@ async def test_a_second_connection_that_is_lost_on_the_way_is_tried_again_and_th
         device.send(infer("a"), [BYTES], priority=Priority.BULK)
         assert (await companion.receive()).payload == BYTES
         await device.close("done")
+
+
+async def test_o_wi_04_a_loop_that_stands_still_again_and_again_under_a_transfer_loses_no_connection(
+    ours: dict[str, Identity],
+) -> None:
+    """The case is WebRTC's, 30 s of it; no timer of ours or TCP's is shorter than a few such pauses."""
+
+    def stand_still() -> None:
+        time.sleep(0.4)
+
+    sent = random.Random(4).randbytes(30 * MIB)
+    async with house(ours) as place:
+        device, companion = await connect(place, ours)
+        loop = asyncio.get_running_loop()
+        for pause in range(4):
+            loop.call_later(0.05 + pause * 0.45, stand_still)
+        device.send(infer("big"), [sent])
+        device.send(Ping(nonce=1), priority=Priority.CONTROL)
+        came = (await companion.receive()).payload
+        assert hashlib.sha256(came).digest() == hashlib.sha256(sent).digest()
+        assert (await device.receive()).message == Pong(nonce=1)
+        assert device.closed_because is companion.closed_because is None
+        await device.close("done")
+
+
+async def test_o_wi_07_fifty_set_ups_over_two_addresses_of_one_host_all_work(ours: dict[str, Identity]) -> None:
+    """The case is WebRTC's; over TLS the second connection must find the address that the first one found."""
+    hosts = ("127.0.0.1", "127.0.0.2")
+    async with house(ours, host=hosts[0], max_sessions=25) as one, house(ours, host=hosts[1], max_sessions=25) as two:
+        for number in range(50):
+            host, place = hosts[number % 2], (one, two)[number % 2]
+            device = await dial(host, place.listener.port, identity=ours["device"], hello=hello(), timeout_s=20)
+            assert device._joining is not None
+            await device._joining
+            assert [lane.ends[1] for lane in device._lanes if lane.ends is not None] == [host, host]
+            device.send(infer("a"), [bytes(100)], priority=Priority.BULK)
+            companion = await place.accepted.get()
+            assert (await companion.receive()).message == infer("a")
+            await device.close("done")
 
 
 async def test_nobody_joins_a_session_that_is_unknown_anothers_or_complete(ours: dict[str, Identity]) -> None:
