@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped] 
 from split.errors import InvalidModel
 from split.graph.card import digest_of_files
 from split.graph.model import Model, build_model
+from split.graph.sparse import make_dense
 from split.graph.step import INLINE, STEP_S, StepFailed, attempt
 from split.ids import ModelDigest
 
@@ -37,7 +38,8 @@ File = tuple[str, int, str]
 def load_model(path: Path, *, step_limit_s: float = STEP_S) -> Model:
     """Read an ONNX file (its external data beside it) and look through it.
 
-    Model-local functions are inlined, large Constant nodes become initializers, nodes may come in any order. Inlining
+    Model-local functions are inlined, large Constant nodes become initializers, sparse constants dense ones, nodes may
+    come in any order. Inlining
     is given `step_limit_s` seconds; where it does not succeed, the model is used as it stands in the file, with a
     warning and a note.
     InvalidModel when the file is missing, empty, truncated or no ONNX model, when external data is missing, too short
@@ -46,7 +48,8 @@ def load_model(path: Path, *, step_limit_s: float = STEP_S) -> Model:
     """
     proto = _read(path)
     digest, files = _digest(path, proto)
-    why_not = "the model holds sparse initializers" if proto.graph.sparse_initializer else ""
+    _refuse_maps(proto, path)
+    make_dense(proto, path)
     note = ""
     if proto.functions:
         _check_expansion(proto, path)
@@ -59,7 +62,7 @@ def load_model(path: Path, *, step_limit_s: float = STEP_S) -> Model:
         raise InvalidModel(f"{path} is no usable ONNX model: {_root_cause(error)}") from error
     for tensor in _external_tensors(model):
         tensor.base_dir = path.parent
-    return build_model(model, path=path, digest=digest, files=files, no_cuts_reason=why_not, note=note)
+    return build_model(model, path=path, digest=digest, files=files, note=note)
 
 
 def model_digest(path: Path) -> tuple[ModelDigest, tuple[File, ...]]:
@@ -132,7 +135,8 @@ def _external_protos(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
                 yield from filter(_is_external, (sparse.values, sparse.indices))
             continue
         for attribute in nodes.pop().attribute:
-            yield from filter(_is_external, (attribute.t, *attribute.tensors))
+            sparse = attribute.sparse_tensor
+            yield from filter(_is_external, (attribute.t, *attribute.tensors, sparse.values, sparse.indices))
             if attribute.HasField("g"):
                 graphs.append(attribute.g)
             graphs.extend(attribute.graphs)
@@ -151,6 +155,17 @@ def _external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
             for attribute in node.attributes.values():
                 if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
                     yield attribute.value
+
+
+def _refuse_maps(proto: onnx.ModelProto, path: Path) -> None:
+    """InvalidModel when an input or output holds maps, as those of classifiers from scikit-learn do: onnx-ir cannot
+    read them, and no request could carry them."""
+    for value in (*proto.graph.input, *proto.graph.output):
+        if value.type.HasField("map_type") or value.type.sequence_type.elem_type.HasField("map_type"):
+            raise InvalidModel(
+                f"{path}: {value.name!r} holds maps, expected a tensor; export the model without ZipMap "
+                "(skl2onnx: options={'zipmap': False})"
+            )
 
 
 def _check_expansion(proto: onnx.ModelProto, path: Path) -> None:

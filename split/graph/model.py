@@ -165,7 +165,6 @@ def build_model(
     path: Path,
     digest: ModelDigest,
     files: tuple[tuple[str, int, str], ...],
-    no_cuts_reason: str,
     note: str,
 ) -> Model:
     """Look through a deserialised model; see `load.load_model`, which is the way in."""
@@ -200,7 +199,7 @@ def build_model(
         constants=constants,
         constant_nodes=tuple(constant_nodes),
         values=values,
-        no_cuts_reason=no_cuts_reason or blank or ("" if len(nodes) > 1 else "the model has fewer than two nodes"),
+        no_cuts_reason=blank or ("" if len(nodes) > 1 else "the model has fewer than two nodes"),
         note=note,
     )
     model.inputs = tuple(model._public(name, "input") for name in inputs)

@@ -14,6 +14,7 @@ from onnx import numpy_helper
 from split.errors import InvalidModel
 from split.graph.card import digest_of_files
 from split.graph.load import load_model, model_digest
+from split.workbench.check import check_cuts
 
 CHAIN = """<ir_version: 8, opset_import: ["" : 18]>
     chain (float[n, 2] x) => (float[n, 2] y) { a = Mul(x, W)  y = Neg(a) }"""
@@ -133,6 +134,55 @@ def test_the_digest_of_one_file_is_its_sha256_whatever_its_name(tmp_path: Path) 
 def test_what_cannot_be_served_is_refused_by_name(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(InvalidModel, match=words):
         load_model(whole(tmp_path, f'<ir_version: 8, opset_import: ["" : 18]> {text}'))
+
+
+def test_sparse_constants_become_dense_ones_and_a_model_with_them_is_cut(tmp_path: Path) -> None:
+    """ONNX lists the places of values in the flattened tensor, or a row of coordinates for each."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 17]> g (float[2, 3] x) => (float[2, 3] y)
+        { a = Neg(x)  b = Add(a, w)  c = Constant <value_int = 0> ()  d = Mul(b, c)  y = Neg(d) }"""
+    )
+    flat, rows = (
+        onnx.helper.make_sparse_tensor(
+            numpy_helper.from_array(np.float32([5, 7]), name), numpy_helper.from_array(np.int64(places)), [2, 3]
+        )
+        for name, places in (("w", [1, 5]), ("c", [[0, 0], [1, 2]]))
+    )
+    model.graph.sparse_initializer.append(flat)
+    attribute = model.graph.node[2].attribute[0]
+    attribute.Clear()
+    attribute.name, attribute.type = "sparse_value", onnx.AttributeProto.SPARSE_TENSOR
+    attribute.sparse_tensor.CopyFrom(rows)
+    onnx.save(model, tmp_path / "m.onnx")
+
+    x = np.float32([[1, 2, 3], [4, 5, 6]])
+    expected = -((np.float32([[0, 5, 0], [0, 0, 7]]) - x) * np.float32([[5, 0, 0], [0, 0, 7]]))
+    cuts = check_cuts(tmp_path / "m.onnx", "all", inputs={"x": x}, outputs_dir=tmp_path)
+    assert [cut["max_rel"] for cut in cuts] == [0.0, 0.0, 0.0]
+    for cut in cuts:
+        found = np.load(tmp_path / f"{cut['id']}.npz")
+        np.testing.assert_array_equal(found["y"], expected)
+
+
+def test_sparse_constants_with_places_they_do_not_have_are_refused(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(CHAIN)
+    model.graph.sparse_initializer.append(
+        onnx.helper.make_sparse_tensor(
+            numpy_helper.from_array(np.float32([5]), "W"), numpy_helper.from_array(np.int64([9])), [2]
+        )
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(InvalidModel, match="the sparse constant 'W' is damaged: index 9 is out of bounds"):
+        load_model(tmp_path / "m.onnx")
+
+
+def test_maps_are_refused_with_how_to_export_without_them(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(CHAIN)
+    maps = onnx.helper.make_map_type_proto(onnx.TensorProto.INT64, onnx.helper.make_tensor_type_proto(1, []))
+    model.graph.output.append(onnx.helper.make_value_info("z", onnx.helper.make_sequence_type_proto(maps)))
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(InvalidModel, match="'z' holds maps, expected a tensor; export the model without ZipMap"):
+        load_model(tmp_path / "m.onnx")
 
 
 def nested(levels: int) -> onnx.ModelProto:
