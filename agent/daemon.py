@@ -146,6 +146,7 @@ class Daemon:
             renewing = asyncio.create_task(renewal.run(), name="renewal")
             self._stack.callback(renewing.cancel)
         await self._open_doors()
+        self._stack.callback(lateness.close)
         warming = Warming(planner=planner, compute=compute, models=repository.served)
         warming_task = asyncio.create_task(warming.run(), name="warming")
         self._stack.callback(warming_task.cancel)
@@ -253,6 +254,7 @@ def _metrics(journal: Journal, compute: Compute, uplink: Uplink, meter: Meter, r
         link=lambda: uplink.observation,
         gauges={
             "isthmus_queue_seconds": ("Expected wait for the worker.", lambda: compute.queue_ms / 1000),
+            "isthmus_waiting_jobs": ("Jobs that wait for the worker.", lambda: compute.waiting),
             "isthmus_remote_inflight": ("Requests that wait for the companion.", lambda: uplink.inflight),
             "isthmus_companion_connects": ("Connections made to companions.", lambda: uplink.connects),
             "isthmus_metered_bytes": ("Metered bytes used this month.", meter.used_bytes),

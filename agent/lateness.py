@@ -40,6 +40,7 @@ class Lateness:
         self._watched: dict[str, _Watched] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._beginning = False
+        self._closed = False
 
     def watch(
         self,
@@ -65,7 +66,7 @@ class Lateness:
             give_up_at_s=math.inf if timeout_ms is None else now_s + timeout_ms / 1000,
         )
         begun = self._watched[key].begun
-        self.make_room()
+        self.make_room(math.inf if self._closed else 0.0)
         return begun
 
     def hurry(self, key: str) -> None:
@@ -82,6 +83,12 @@ class Lateness:
     def hurry_all(self) -> None:
         """Nothing is heard of the companion: all that waits for it begins now, in the order of deadlines."""
         self.make_room(math.inf)
+
+    def close(self) -> None:
+        """The daemon stops: what waits for the companion, and what comes to wait for it, is finished here at once. A
+        reply that comes first is the answer still."""
+        self._closed = True
+        self.hurry_all()
 
     def make_room(self, entering_ms: float = 0.0, deadline_at_s: float = math.inf) -> None:
         """The worker's load has changed, or a job of so many ms is about to enter it: every finish that could not start

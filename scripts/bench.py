@@ -35,6 +35,7 @@ BENCHES: Final = {
     "activate": "until a segment can be used, cached and not",
     "pipeline": "requests per second / what the slowest stage allows, with each stage in turn the slowest",
     "fuzz": "random models, every cut's halves against the whole; what is refused and why",
+    "cases": "the milliseconds that cases of the case list name, in real time",
     "channel": "what the TLS channel makes of an emulated link, and of the loopback",
     "zoo": "ten real models of ten kinds: where they may be cut, and every checked cut against the whole",
 }

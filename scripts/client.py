@@ -80,6 +80,12 @@ class Client:
             took_ms=took_ms,
         )
 
+    def load(self, model: str) -> None:
+        """Have a model of the repository loaded (again); Refused, or OSError."""
+        status, _, data = self._exchange("POST", f"/v2/repository/models/{model}/load", b"", {})
+        if status != 200:
+            raise Refused(_error_text(data, status))
+
     def get(self, path: str) -> Any:
         """The JSON at `path`; Refused, or OSError."""
         status, _, data = self._exchange("GET", path, b"", {})

@@ -135,7 +135,10 @@ class Pair:
             "models": str(self.models),
             "state_dir": str(self.folder / "agent-state"),
             "cache_dir": str(self.folder / "agent-cache"),
-            "companions": [f"127.0.0.1:{self._relay_port}", *(f"{self._host}:{n}" for n in self._companion_ports[1:])],
+            "companions": [
+                self.address(through_link=True),
+                *(self.address(n) for n in range(1, len(self._companion_ports))),
+            ],
             "identity": _identity(self.folder / "device"),
             "emulation": {"slowdown": slowdown},
         }
@@ -144,6 +147,14 @@ class Pair:
         self._start("agent", [str(PROGRAMS / "isthmus"), "agent", "--config", str(path)])
         with self.client() as client:
             self._wait("agent", lambda: self._profiled(client, on_progress), timeout_s=300.0)
+
+    def stop_agent(self) -> None:
+        """SIGTERM, and wait until it has ended."""
+        self._stop("agent")
+
+    def address(self, n: int = 0, *, through_link: bool = False) -> str:
+        """Where companion `n` listens, or (the first only) the link before it."""
+        return f"127.0.0.1:{self._relay_port}" if through_link else f"{self._host}:{self._companion_ports[n]}"
 
     def companion_in_use(self) -> int:
         """The companion that the device is connected to, or was last."""

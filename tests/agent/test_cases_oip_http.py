@@ -276,7 +276,7 @@ async def test_o_oi_11_the_work_of_a_hundred_callers_who_left_is_not_done(
             while compute.waiting:  # noqa: ASYNC110 - while the worker is still busy
                 await asyncio.sleep(0.01)
         assert caller.daemon.service.status()["queue_ms"] <= 1000.0
-        assert "isthmus_queue_seconds" in caller.daemon.service.metrics().decode()
+        assert "isthmus_waiting_jobs 0.0" in caller.daemon.service.metrics().decode()
     finally:
         busy.set()
     assert (await caller.infer("net", floats(1, 2, 3)))[0] == 200

@@ -155,7 +155,7 @@ async def test_o_rt_02_a_load_that_hangs_in_the_child_ends_at_its_limit_and_the_
 
         await caller.until(gone)
         reason = (await caller.states())["stuck"][1]
-        assert reason.startswith("load timeout: probe of ")
+        assert reason.startswith("load timeout: ")
         assert "did not end within 5 s" in reason
         assert (await caller.infer("good", [floats(1, 2, 3)]))[0] == 200
 

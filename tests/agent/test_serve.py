@@ -217,7 +217,7 @@ class Lab:
         self.planner = SteadyPlanner()
         self.planner.add_model("tiny", card, profile, self.model.contract)
         self.compute = SlowCompute()
-        lateness = Lateness(queue_ms=lambda: self.compute.queue_ms)
+        lateness = self.lateness = Lateness(queue_ms=lambda: self.compute.queue_ms)
         self.compute.on_load = lateness.make_room
         self.uplink = Uplink(
             companions=["companion:1"],
@@ -864,6 +864,25 @@ def test_a_deadline_that_cannot_be_met_is_a_typed_error_at_the_deadline(tmp_path
             with pytest.raises(DeadlineExceeded, match="no answer within 30 ms"):
                 await lab.ask(deadline_ms=30.0, mode="local")
             assert asyncio.get_running_loop().time() - started == pytest.approx(0.030, abs=0.002)
+
+    run_in_virtual_time(story())
+
+
+@pytest.mark.parametrize("late_s", [0.02, 0.2], ids=["on the worker", "at the companion"])
+def test_o_wi_13_a_daemon_that_stops_finishes_here_what_waits_for_a_silent_companion(
+    tmp_path: Path, late_s: float
+) -> None:
+    """Within what the device needs, not at the request's deadline."""
+
+    async def story() -> None:
+        async with Lab(tmp_path, behave=says_nothing) as lab:
+            asked = asyncio.create_task(lab.ask(deadline_ms=20_000.0))
+            await asyncio.sleep(late_s)
+            lab.lateness.close()
+            outcome = await asked
+            assert_right(outcome)
+            assert outcome.ran is LOCAL
+            assert outcome.total_ms <= max(late_s * 1000, HEAD_MS) + TAIL_MS + 1.0
 
     run_in_virtual_time(story())
 

@@ -342,7 +342,8 @@ def test_o_gs_13_an_optional_step_that_fails_hangs_or_changes_the_names_leaves_t
     settle(model, tmp_path)
     assert caplog.messages == [f"{path}: its local functions stay whole, {reason}"]
     assert describe(model, []).note == f"its local functions stay whole, {reason}"
-    assert (STEP_S, model.output_names, len(model.nodes)) == (10.0, ("y",), 2)
+    assert STEP_S < 10.0  # seconds, of which the rest of a load needs some
+    assert (model.output_names, len(model.nodes)) == (("y",), 2)
     legal = [cut for cut in all_prefix_cuts(model) if cut.legal]
     assert legal
     for cut in legal:
