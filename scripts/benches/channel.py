@@ -33,7 +33,7 @@ DELAY_MS: Final = 20
 """Each way: RTT 40 ms."""
 SEGMENT_SHARE: Final = 1448 / 1500
 """Of a link's rate that TCP's payload can take; the rest are headers of IP and TCP with time stamps."""
-SECONDS_QUICK, SECONDS = 1.2, 6.0
+SECONDS_QUICK, SECONDS = 1.0, 6.0
 
 
 def prepare() -> None:
@@ -213,7 +213,7 @@ def _urgent(link: Link, ends: Ends, quick: bool, rows: list[dict[str, Any]]) -> 
     link.set(rate=10)
     figures = []
     for cc, name, reach in (("bbr", "urgent_ms", 60), ("cubic", "urgent_cubic_ms", 130)):
-        found = ends.step("urgent", cc=cc, seconds=1.5 if quick else 12)
+        found = ends.step("urgent", cc=cc, seconds=1.0 if quick else 12)
         rows.append({"path": f"1 KB behind three of 2 MB, 10 Mbit/s, {cc}", **found})
         figures.append(Figure(name=name, value=found["median_ms"], unit="ms", at_most=reach))
     return figures
