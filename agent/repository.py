@@ -18,10 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from agent.model_cache import find_card, remove_former
 from agent.model_folders import ModelFolder, find_models
 from agent.served_model import ServedModel
 from split.errors import InvalidModel, IsthmusError, ModelUnavailable, UnknownModel
-from split.graph.card import FolderBefore, ModelCard, file_is, read_card
+from split.graph.card import FolderBefore, ModelCard
 from split.ids import ModelName
 from split.profiles.contract import (
     CONTRACT_FILE,
@@ -31,7 +32,6 @@ from split.profiles.contract import (
     default_contract,
     load_labels,
 )
-from split.profiles.demands import demands_of
 from split.profiles.measured import ModelProfile, read_profile
 from split.runtime.machine import read_machine
 from split.runtime.optimised import Manifest, key_of, lacking, optimised_in, place_of, read_sound
@@ -74,25 +74,6 @@ class Entry:
     task: asyncio.Task[None] | None = field(default=None, repr=False)
     settled: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
     """Set once it is known whether the model can be used: the state is LOADING no more."""
-
-
-def find_card(cache_dir: Path, path: Path) -> tuple[Path, ModelCard] | None:
-    """Folder and card made from exactly these bytes at this place for the contract beside them, without parsing the
-    model, every segment as the workbench wrote it; None where there is none. ConfigError as `contract_beside`."""
-    contract = contract_beside(path)
-    for folder in sorted((cache_dir / "models").glob("*/")):
-        try:
-            card = read_card(folder)
-        except InvalidModel:
-            continue
-        if (  # what costs most comes last: hashing takes a second per gigabyte
-            card.path == str(path.resolve())
-            and card.demands == str(demands_of(contract, [spec.name for spec in card.inputs]))
-            and all(file_is(path.parent / name, size, sha256) for name, size, sha256 in card.files)
-            and all(file_is(folder / name, *made) for name, made in card.made.items())
-        ):
-            return folder, card
-    return None
 
 
 class Repository:
@@ -248,6 +229,8 @@ class Repository:
                 await self._to_ready(entry)
             await self._to_profiled(entry)
             entry.reason = ""
+            in_use = {model.folder for model in self.served()}
+            await asyncio.to_thread(remove_former, self._cache_dir, entry.path, self._folder, in_use=in_use)
             await self._to_optimised(entry)
         except (IsthmusError, OSError) as error:
             storage = isinstance(error, ModelUnavailable | OSError)

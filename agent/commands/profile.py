@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from agent.commands.model_argument import CHILD_TIMEOUT_S, add_inputs_argument, add_model_argument, model_path
-from agent.repository import find_card
+from agent.model_cache import find_card
 from split.errors import InvalidModel
 from split.graph.card import ModelCard
 from split.profiles.contract import contract_beside

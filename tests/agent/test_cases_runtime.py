@@ -23,7 +23,7 @@ import pytest
 
 from agent.config import AgentConfig, Listen, Workbench
 from agent.daemon import Daemon
-from agent.repository import find_card
+from agent.model_cache import find_card
 from split.profiles.address import HostPort
 from split.workbench import child
 

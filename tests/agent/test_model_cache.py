@@ -1,4 +1,4 @@
-"""Which card in the cache is a model's: that of these bytes, at this place, for the contract beside it."""
+"""Which card in the cache is a model's: that of these bytes, at this place, for the contract beside it. What goes."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import onnx
 import onnx.parser
 import pytest
 
-from agent.repository import find_card
+from agent.model_cache import find_card, remove_former
 from split.graph.card import file_is
 from split.graph.load import model_digest
 from split.profiles.contract import contract_beside
@@ -33,7 +33,7 @@ def test_of_the_models_in_a_cache_only_the_one_that_is_asked_for_is_hashed(
         hashed.append(path)
         return file_is(path, size, sha256)
 
-    monkeypatch.setattr("agent.repository.file_is", recorded)
+    monkeypatch.setattr("agent.model_cache.file_is", recorded)
     found = find_card(cache, path)
     assert found is not None
     assert sorted(hashed) == sorted([path, *(folders["two"] / name for name in found[1].made)])
@@ -54,3 +54,27 @@ def test_a_card_that_was_made_for_another_contract_is_made_again(tmp_path: Path)
     deep = prepare(path, folder, contract=contract_beside(path))
     assert find_card(cache, path) == (folder, deep)
     assert all(cut.compute_share >= 0.6 for cut in deep.cuts)
+
+
+def test_what_was_made_of_a_file_that_is_another_now_or_gone_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    cache, repository = tmp_path / "cache", tmp_path / "models"
+
+    def made(path: Path, text: str = MODEL) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        onnx.save(onnx.parser.parse_model(text), path)
+        folder = folder_for(cache, model_digest(path)[0], path)
+        prepare(path, folder)
+        return folder
+
+    served, other, elsewhere = repository / "m/1/model.onnx", repository / "n/1/model.onnx", tmp_path / "x.onnx"
+    former, kept = made(served), [made(other), made(elsewhere)]
+    gone, in_use = made(repository / "gone/1/model.onnx"), made(repository / "used/1/model.onnx")
+    for folder in ("gone", "used"):
+        (repository / folder / "1/model.onnx").unlink()
+    elsewhere.unlink()  # no business of this repository
+    now = made(served, MODEL.replace("Exp", "Abs"))
+    assert former != now
+    remove_former(cache, served, repository, in_use={in_use})
+    assert sorted((cache / "models").iterdir()) == sorted([now, in_use, *kept])
+    assert not gone.exists()
+    assert find_card(cache, served) is not None
