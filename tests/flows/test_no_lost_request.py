@@ -137,7 +137,8 @@ def test_a_frozen_companion_is_overtaken_by_the_deadline_and_used_again_when_it_
 ) -> None:
     remote.freeze_companion()
     try:
-        answer = ask(remote, "split", deadline_ms=1500)
+        # Long enough that a busy machine, too, finishes the tail in what is kept for it.
+        answer = ask(remote, "split", deadline_ms=5000)
         assert_right(answer, expected)
         assert answer.placement == "local"
         assert answer.fallback

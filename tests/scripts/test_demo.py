@@ -11,7 +11,17 @@ from scripts.demo import Killing, show_killing
 
 
 def answer(took_ms: float) -> Answer:
-    return Answer(outputs={}, placement="local", cut=None, codec=None, fallback="", predicted_ms=1.0, took_ms=took_ms)
+    return Answer(
+        outputs={},
+        placement="local",
+        cut=None,
+        codec=None,
+        fallback="",
+        predicted_ms=1.0,
+        request_id="r",
+        timings_ms={"total": took_ms},
+        took_ms=took_ms,
+    )
 
 
 def shown(killing: Killing) -> str:
