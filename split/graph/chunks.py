@@ -22,6 +22,9 @@ LEAST_BYTES: Final = 16 * 1024
 """36 bytes of list for each chunk, of 48 KiB on average: less than a thousandth of the model."""
 LIST_CHUNKS_MAX: Final = 12_000
 """So many fit into an offer with golden inputs beside; larger models have larger chunks."""
+LISTED_BYTES_MIN: Final = 1024
+"""Of a peer's list: no more chunks than one for so many bytes of the model, and one for each file. The lists of all
+models held are read for each offer, and what is shared in pieces so small is not worth its line."""
 _ENTRY_BYTES: Final = 4 + 32
 _WINDOW: Final = 32
 _BLOCK_BYTES: Final = 1 << 20
@@ -67,6 +70,11 @@ def read_chunks(packed: bytes, sizes: Sequence[int]) -> list[Chunk]:
     count, rest = divmod(len(packed), _ENTRY_BYTES)
     if rest:
         raise InvalidRequest(f"a list of chunks has {_ENTRY_BYTES} bytes for each, {len(packed)} came")
+    if count > sum(sizes) // LISTED_BYTES_MIN + len(sizes):
+        raise InvalidRequest(
+            f"a list of {count} chunks for {sum(sizes)} bytes is too long: one for each {LISTED_BYTES_MIN} bytes and "
+            "one for each file at most"
+        )
     entries = (packed[at * _ENTRY_BYTES : (at + 1) * _ENTRY_BYTES] for at in range(count))
     chunks: list[Chunk] = []
     for file, size in enumerate(sizes):

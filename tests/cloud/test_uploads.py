@@ -246,25 +246,26 @@ def test_where_there_are_too_many_ranges_each_file_is_asked_for_in_one(
     store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cloud.uploads, "RANGES_MAX", 3)
-    sizes, here = (500, 500, 500), tmp_path / "here"
+    step = 2048
+    sizes, here = (5 * step,) * 3, tmp_path / "here"
     files = tuple((name, size, "0" * 64) for name, size in zip("abc", sizes, strict=True))
     upload = cloud.uploads.Upload(files, here, moved_at_s=0.0)
     here.mkdir()
-    held = {0: (100, 300), 2: (0, 400)}  # of file a two pieces, of b none, of c two
+    held = {0: (step, 3 * step), 2: (0, 4 * step)}  # of file a two pieces, of b none, of c two
     packed = b""
     for index, name in enumerate("abc"):
-        data = bytearray(500)
-        for at in range(0, 500, 100):
-            piece = bytes([65 + index * 5 + at // 100]) * 100
-            packed += (100).to_bytes(4, "little") + hashlib.sha256(piece).digest()
+        data = bytearray(5 * step)
+        for at in range(0, 5 * step, step):
+            piece = bytes([65 + index * 5 + at // step]) * step
+            packed += step.to_bytes(4, "little") + hashlib.sha256(piece).digest()
             if at in held.get(index, ()):
-                data[at : at + 100] = piece
+                data[at : at + step] = piece
         (here / name).write_bytes(data)
     upload.chunks = packed
     wanted = upload.take_up(dict)
-    # a lacks [0, 100), [200, 300), [400, 500); b all of it; c [100, 400): five ranges are more than three.
-    assert wanted.missing == ((0, 0), (1, 0), (2, 100))
-    assert wanted.lengths == (500, 500, 300)
+    # In pieces: a lacks the first, third and fifth; b all of them; c the second to fourth. Five ranges are too many.
+    assert wanted.missing == ((0, 0), (1, 0), (2, step))
+    assert wanted.lengths == (5 * step, 5 * step, 3 * step)
 
 
 def test_room_is_kept_for_what_comes_in_a_day_and_not_for_a_byte_a_minute(tmp_path: Path) -> None:

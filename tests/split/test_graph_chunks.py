@@ -143,6 +143,15 @@ def test_a_list_that_does_not_make_up_the_files_is_refused(tmp_path: Path) -> No
     assert read_chunks(b"", [0, 0]) == []
 
 
+def test_a_list_of_crumbs_is_refused_for_its_length() -> None:
+    """What is listed is kept and read for each offer: a megabyte of list must not come with a megabyte of model."""
+    for sizes, count in (([1000, 47], 4), ([28_000 * 36], 28_000)):  # one for each 1,024 bytes and one for each file
+        with pytest.raises(InvalidRequest, match=f"a list of {count} chunks"):
+            read_chunks((36).to_bytes(4, "little").ljust(36, b"x") * count, sizes)
+    few = [1000, 1000, 24]
+    assert len(read_chunks(b"".join(size.to_bytes(4, "little") + bytes(32) for size in few), [2000, 24])) == 3
+
+
 def test_a_file_that_changed_since_it_was_loaded_is_said(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     path.write_bytes(b"123")
