@@ -24,7 +24,7 @@ from split.plan.plan import LOCAL, Decision
 CarryOut = Callable[[InferenceRequest, Decision], Awaitable[Outcome]]
 
 WAITS: Final = ("queue", "network", "cloud_queue")
-"""Stages in which parts wait beside each other: the longest counts. In the others they follow each other."""
+"""Of the first part; the others wait for the parts before them, which is no time of its own. The rest adds up."""
 
 
 async def in_parts(request: InferenceRequest, decision: Decision, carry_out: CarryOut) -> Outcome:
@@ -82,10 +82,10 @@ def _joined(request: InferenceRequest, decision: Decision, outcomes: Sequence[Ou
             f"{sizes[dim]}, in parts; it does not keep to its declared batch"
         )
     stages_ms: dict[str, float] = {}
-    for one in outcomes:
+    for number, one in enumerate(outcomes):
         for stage, ms in one.stages_ms.items():
-            before_ms = stages_ms.get(stage, 0.0)
-            stages_ms[stage] = max(before_ms, ms) if stage in WAITS else before_ms + ms
+            if number == 0 or stage not in WAITS:
+                stages_ms[stage] = stages_ms.get(stage, 0.0) + ms
     here = [one.fallback for one in outcomes if one.ran == LOCAL]
     fallback = f"{len(here)} of {len(outcomes)} parts were finished here: {here[0]}" if here else ""
     return Outcome(

@@ -244,6 +244,10 @@ class Pair:
             if not made.exists():
                 self._run([cloud, *command, "--config", config_file])
 
+    def pin(self, name: str, cores: set[int]) -> None:
+        """Keep a running process (`agent`, `companion`, `relay`) to these processors: main thread and what comes."""
+        os.sched_setaffinity(self._processes[name].pid, cores)
+
     def _run(self, command: Sequence[str]) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=START_TIMEOUT_S)
         if done.returncode:
@@ -253,7 +257,7 @@ class Pair:
         with (self.folder / f"{name}.log").open("a") as log:
             self._processes[name] = subprocess.Popen(command, stdout=log, stderr=log, text=True)
         if name in self._cores:  # long before the interpreter is up and counts them
-            os.sched_setaffinity(self._processes[name].pid, self._cores[name])
+            self.pin(name, self._cores[name])
 
     def _wait(self, name: str, up: Callable[[], bool], *, timeout_s: float = START_TIMEOUT_S) -> None:
         deadline_at_s = time.monotonic() + timeout_s

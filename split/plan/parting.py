@@ -31,8 +31,11 @@ GAIN_MS: Final = 1.0
 """What a part more must gain, at least; less, and two predictions cannot be told apart."""
 
 _DEVICE: Final = (Column.HEAD, Column.ENCODE, Column.REPLY)
+_UP: Final = (Column.UP,)
 _COMPANION: Final = (Column.CLOUD_DECODE, Column.TAIL)
-_STAGES: Final = (_DEVICE, (Column.UP,), _COMPANION, (Column.DOWN,))
+_DOWN: Final = (Column.DOWN,)
+_STAGES: Final = np.array([[column in stage for column in Column] for stage in (_DEVICE, _UP, _COMPANION, _DOWN)])
+"""[stage, Column]: what passes one part at a time."""
 
 
 def in_parts(table: PlanTable, observation: Observation, facts: RequestFacts, prediction: Prediction) -> Prediction:
@@ -44,13 +47,13 @@ def in_parts(table: PlanTable, observation: Observation, facts: RequestFacts, pr
     dim = table.batch_dim
     if dim is None or not facts.sizes or (rows := facts.sizes[dim]) < 2 or observation.remote is None:
         return prediction
-    stages = _stages_ms(prediction.units, table.at(facts.sizes))
-    wait_ms = prediction.mean_ms - stages.sum(axis=0)
+    units: Floats = _STAGES * prediction.units
+    wait_ms = prediction.mean_ms - (units @ table.at(facts.sizes).costs).sum(axis=0)
     best_ms, best = prediction.mean_ms.copy(), np.ones(len(table), dtype=np.int64)
     splits = np.array([plan.placement is Placement.SPLIT for plan in table.plans])
     for parts, part_rows in part_sizes(rows):
         at_part = table.at((*facts.sizes[:dim], part_rows, *facts.sizes[dim + 1 :]))
-        of_part = _stages_ms(prediction.units, at_part)
+        of_part = units @ at_part.costs
         mean_ms = wait_ms + of_part.sum(axis=0) + (parts - 1) * of_part.max(axis=0) + parts * PART_MS
         way_out_ms = prediction.way_out_ms + (parts - 1) * MARGIN_MS  # each part is finished here by itself
         lost = table.finishes_here & (way_out_ms > facts.budget_ms) & (prediction.way_out_ms <= facts.budget_ms)
@@ -74,9 +77,3 @@ def part_sizes(rows: int) -> list[tuple[int, int]]:
             part_rows = -(-rows // parts)
             found[-(-rows // part_rows)] = part_rows
     return list(found.items())
-
-
-def _stages_ms(units: Floats, table: PlanTable) -> Floats:
-    """[stage, plan]: ms of what takes one part at a time, in the order of `_STAGES`."""
-    weighed = units[:, None] * table.costs
-    return np.array([weighed[list(columns)].sum(axis=0) for columns in _STAGES])
