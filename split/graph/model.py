@@ -73,6 +73,7 @@ class Model:
     inputs: tuple[TensorSpec, ...]
     """What a request must bring, in the declared order."""
     output_names: tuple[str, ...]
+    """What a reply brings, in the declared order; one that is listed twice, which the runtime allows, once."""
     nodes: tuple[GraphNode, ...]
     """In topological order: depth first from the outputs, so that what is computed is soon used."""
     constants: dict[str, ir.Value]
@@ -194,7 +195,7 @@ def build_model(
         files=files,
         source=source,
         inputs=(),
-        output_names=tuple(str(v.name) for v in source.graph.outputs),
+        output_names=tuple(dict.fromkeys(str(v.name) for v in source.graph.outputs)),
         nodes=nodes,
         constants=constants,
         constant_nodes=tuple(constant_nodes),

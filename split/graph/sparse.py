@@ -12,7 +12,7 @@ from split.errors import InvalidModel
 
 
 def make_dense(proto: onnx.ModelProto, path: Path) -> None:
-    """Replace sparse initializers and sparse values of Constant nodes by dense ones, in graphs at any depth, in functions.
+    """Replace sparse initializers and sparse values of Constant nodes by dense ones, at any depth and in functions.
 
     InvalidModel when one names places that it does not have.
     """

@@ -60,8 +60,15 @@ def main(arguments: list[str]) -> int:
         )
     except Exception as error:  # parsers raise nearly anything on hostile bytes
         logging.exception("%s of %s", parsed.name, parsed.model)
-        return _fail(InvalidModel.code, f"{parsed.model} cannot be worked on: {type(error).__name__}: {error}")
+        return _fail(InvalidModel.code, f"{parsed.model} cannot be worked on: {_at_the_root(error)}")
     return 0
+
+
+def _at_the_root(error: BaseException) -> str:
+    """What began it, on one line: libraries wrap it in all they were about to do."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 class _ParentsLog(logging.Handler):

@@ -13,10 +13,10 @@ import pytest
 from split.errors import CutRefused, EngineFailed, InvalidModel, InvalidRequest
 from split.graph.cuts import Cut
 from split.graph.model import Model
-from split.profiles.contract import Contract, Data
+from split.profiles.contract import Contract, Data, default_contract
 from split.workbench import check
 from split.workbench.check import check_cuts, write_npz
-from split.workbench.cut import list_cuts
+from split.workbench.cut import list_cuts, prepare
 from split.workbench.inputs import read_inputs
 
 TEXT = """<ir_version: 8, opset_import: ["" : 18]>
@@ -92,6 +92,16 @@ def test_a_half_that_computes_something_else_is_found_out(model: Path, monkeypat
     [first, *_] = check_cuts(model, "all", inputs={"x": np.float32([[1, 2]])})
     assert first["max_rel"] == 2.0
     assert first["max_abs"] == 2.0
+
+
+def test_an_output_that_is_listed_twice_is_one(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(TEXT)
+    model.graph.output.append(model.graph.output[0])
+    onnx.save(model, tmp_path / "m.onnx")
+    card = prepare(tmp_path / "m.onnx", tmp_path / "parts")
+    assert [spec.name for spec in card.outputs] == ["y", "z"]
+    assert [one.name for one in default_contract(card).data.outputs] == ["y", "z"]
+    assert [cut["max_rel"] for cut in check_cuts(tmp_path / "m.onnx", "all") if cut["legal"]] == [0.0] * 3
 
 
 def test_a_model_that_draws_lots_is_blamed_and_not_its_cuts(tmp_path: Path) -> None:
