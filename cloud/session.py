@@ -8,10 +8,12 @@ Reply or one Refused, unless it was cancelled or the session ended; nothing abou
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -52,6 +54,8 @@ from split.wire.messages import (
 )
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 INLINE_BYTES = 1 << 20
 """Raw payloads up to here are decoded and encoded on the event loop: views or at most one copy, about 0.1 ms."""
@@ -309,16 +313,16 @@ class Session:
         bound = self._companion.decoded_bytes
         if infer.codec == "raw" and size <= INLINE_BYTES:
             return decode(payload, max_bytes=bound)
-        tensors = await asyncio.to_thread(decode, payload, max_bytes=bound)
+        tensors = await _beside(lambda: decode(payload, max_bytes=bound))
         if not infer.encoded:
             return tensors
-        pictures, room = await asyncio.to_thread(_pictures_in, tensors, infer.encoded)
+        pictures, room = await _beside(lambda: _pictures_in(tensors, infer.encoded))
         return tensors | await self._companion.pictures.run(room, lambda: _prepared(pictures))
 
     async def _encode(self, outputs: Tensors, codec: str) -> list[Buffer]:
         if codec == "raw" and sum(array.nbytes for array in outputs.values()) <= INLINE_BYTES:
             return encode(outputs, codec)
-        return await asyncio.to_thread(encode, outputs, codec)
+        return await _beside(lambda: encode(outputs, codec))
 
     def _cancel(self, cancel: Cancel) -> None:
         key = cancel.request_id, cancel.attempt
@@ -389,6 +393,25 @@ class Session:
             if not self._cut_off:
                 self._cut_off = True
                 self._group.create_task(self._channel.close("the device does not read what it is sent"))
+
+
+async def _beside(work: Callable[[], T]) -> T:
+    """`work()` in a thread. A request that is cancelled meanwhile ends when the thread does: until then it takes its
+    memory, and counts as what it takes. In the queue for a thread, its turn passes."""
+    wanted = True
+    task = asyncio.create_task(asyncio.to_thread(lambda: work() if wanted else None))
+    try:
+        done = await asyncio.shield(task)
+    except asyncio.CancelledError:
+        wanted = False
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait((task,))
+        if not task.cancelled():
+            task.exception()  # seen: nobody is to be told
+        raise
+    assert done is not None, "what nobody wants any more is awaited by nobody"
+    return done
 
 
 def _check_name(name: str) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from split.codec.payload import encode
-from split.errors import EngineFailed
-from split.wire.messages import ModelReady, Refused, Reply, SegmentOpen, SegmentReady
+from split.errors import CodecError, EngineFailed
+from split.wire.messages import Cancel, ModelReady, Ping, Pong, Priority, Refused, Reply, SegmentOpen, SegmentReady
 
 OTHER = """
 <ir_version: 8, opset_import: ["" : 17]>
@@ -113,3 +115,53 @@ async def test_thousands_of_tensors_where_two_are_taken_are_refused_by_their_num
     assert "claims 4000 tensors" in refused.message
     device.channel.send(*chain.infer(feeds, request_id="2"))
     assert isinstance(await device.next(), Reply)
+
+
+async def test_a_request_that_is_cancelled_while_a_thread_decodes_it_counts_until_that_ends(house, chain, monkeypatch):
+    """What a thread has begun takes its memory to the end: cancelling again and again frees none of it."""
+    device = house.connect()
+    await device.bring(chain)
+    began, go, ended = threading.Event(), threading.Event(), []
+
+    def slow(payload, *, max_bytes):
+        began.set()
+        assert go.wait(30)
+        ended.append(max_bytes)
+        raise CodecError("nobody is told")
+
+    monkeypatch.setattr("cloud.session.decode", slow)
+    zeros = {"x": np.zeros((60_000, 4), np.float32), "bias": np.zeros(4, np.float32)}
+    device.channel.send(*chain.infer(zeros, codec="int8"))
+    assert await asyncio.to_thread(began.wait, 30)
+    admission = house.companion.admission
+    for _ in range(3):
+        device.channel.send(Cancel(request_id="1", attempt=1), priority=Priority.CONTROL)
+    device.channel.send(Ping(nonce=1), priority=Priority.CONTROL)
+    assert await device.next() == Pong(nonce=1)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert admission.inflight_bytes > 900_000
+    go.set()
+    await device.session.drained()
+    assert (admission.inflight_bytes, len(ended)) == (0, 1)
+
+
+async def test_a_request_that_is_cancelled_before_a_thread_has_begun_it_is_not_decoded(house, chain, monkeypatch):
+    device = house.connect()
+    await device.bring(chain)
+    decoded = []
+    monkeypatch.setattr("cloud.session.decode", lambda payload, *, max_bytes: decoded.append(max_bytes))
+    pool, go = ThreadPoolExecutor(1), threading.Event()
+    asyncio.get_running_loop().set_default_executor(pool)
+    busy = asyncio.create_task(asyncio.to_thread(go.wait, 30))
+    zeros = {"x": np.zeros((60_000, 4), np.float32), "bias": np.zeros(4, np.float32)}
+    device.channel.send(*chain.infer(zeros, codec="int8"))
+    while not house.companion.admission.inflight_bytes:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    device.channel.send(Cancel(request_id="1", attempt=1), priority=Priority.CONTROL)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    go.set()
+    await busy
+    await device.session.drained()
+    assert decoded == []
