@@ -141,6 +141,7 @@ def rounds_per_second(client: Client) -> int:
 def occupied(agent: Agent, rounds: int) -> Iterator[Future[Answer]]:
     """The worker is busy with one request for so many rounds; its answer."""
     with ThreadPoolExecutor(1) as pool, agent.client() as asking, agent.client() as looking:
+        agent.until(lambda status: status["queue_ms"] == 0, looking)  # segments are compared after a start
         busy = pool.submit(asking.infer, "sleeper", sleeping(rounds), deadline_ms=1e5)
         agent.until(lambda status: status["queue_ms"] > 0, looking)
         yield busy
