@@ -136,6 +136,14 @@ class Replaced(OrtEngine):
         return opened
 
 
+def test_the_profile_says_whether_the_rows_of_a_batch_depend_on_each_other(tmp_path: Path) -> None:
+    assert measured(lay_out(tmp_path), tmp_path, inputs=requests(1)).rows_apart
+    mixed = f"{HEADER} g (float[N, 1024] x) => (float[N, 1024] y) {{ a = Softmax <axis = 0> (x) y = Neg(a) }}"
+    write(tmp_path / "mixed/models/m/1/model.onnx", mixed)
+    card = card_of(tmp_path / "mixed/models/m/1/model.onnx", (X,), (Y,))
+    assert not measured(card, tmp_path / "mixed", inputs=requests(1)).rows_apart
+
+
 def test_what_was_measured_on_two_files_is_not_kept(tmp_path: Path) -> None:
     card = lay_out(tmp_path)
     with pytest.raises(ModelUnavailable, match="was replaced since it was loaded"):
