@@ -115,7 +115,7 @@ class Echo:
     def explain(self, request_id: str) -> dict[str, Any] | None:
         if request_id != "00c0ffee":
             return None
-        chosen = {"placement": "split", "cut": "0123456789ab", "codec": "fp16", "predicted_ms": 41.0}
+        chosen = {"placement": "split", "cut": "0123456789ab", "codec": "fp16", "predicted_ms": 41.0, "parts": 3}
         chosen["stages_ms"] = {"head": 12.0, "tail": 29.0, "queue": 0.0}
         rival = {"placement": "local", "predicted_ms": 99.5}
         return {"request_id": request_id, "model": "net", "chosen": chosen, "runners_up": [rival],
@@ -720,7 +720,7 @@ async def test_explain_shows_prediction_beside_measurement_and_the_runners_up(co
     rows = [line.split() for line in text.splitlines()]
     assert ["head", "12.00", "ms", "13.50", "ms"] in rows
     assert ["local", "99.50", "ms"] in rows
-    assert "split 0123456789ab fp16, predicted 41.00 ms" in text
+    assert "split 0123456789ab fp16 in 3 parts, predicted 41.00 ms" in text
     with pytest.raises(DaemonRefused, match="no such request"):
         await command(explain, "unknown")
 
