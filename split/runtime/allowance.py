@@ -5,6 +5,7 @@ Read from files below a root directory, so that tests can lay out any machine. N
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,14 +16,14 @@ _UNLIMITED_BYTES: Final = 1 << 60
 
 
 def usable_threads(root: Path = Path("/")) -> int:
-    """Threads worth starting: allowed cores, at most the whole cores of the quota, at least 1.
+    """The most threads worth starting: allowed cores, at most the cores of the quota, at least 1.
 
-    Rounded down, because one thread more than the quota is throttled for the rest of every period: with 1.5 cores
-    two threads stand still a quarter of the time, and the slowest of them decides.
+    A quota is rounded up: 1.5 cores are two threads that now and then wait for the next period. Whether one of them
+    less is faster is measured where a model is profiled (`tuning.py`); it is never the cores of the host.
     """
     quota = quota_cores(root)
     allowed = len(allowed_cores(root))
-    return max(1, allowed if quota is None else min(allowed, int(quota)))
+    return max(1, allowed if quota is None else min(allowed, math.ceil(quota)))
 
 
 def allowed_cores(root: Path = Path("/")) -> frozenset[int]:

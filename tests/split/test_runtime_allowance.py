@@ -32,9 +32,9 @@ def test_the_kernels_list_of_cores_is_understood(tmp_path: Path, text: str, core
 
 @pytest.mark.parametrize(
     ("quota", "threads"),
-    [("max 100000", 4), ("400000 100000", 4), ("250000 100000", 2), ("150000 100000", 1), ("20000 100000", 1)],
+    [("max 100000", 4), ("400000 100000", 4), ("250000 100000", 3), ("150000 100000", 2), ("20000 100000", 1)],
 )
-def test_a_v2_quota_is_rounded_down_to_whole_cores_but_never_below_one(
+def test_o_re_02_threads_are_the_quota_rounded_up_never_the_cores_of_the_host(
     tmp_path: Path, quota: str, threads: int
 ) -> None:
     root = lay_out(
@@ -69,7 +69,7 @@ def test_a_v1_quota_is_found_under_either_name_of_its_mount(tmp_path: Path, moun
         },
     )
     assert quota_cores(root) == 2.5
-    assert usable_threads(root) == 2
+    assert usable_threads(root) == 3
 
 
 def test_a_v1_quota_of_minus_one_means_none(tmp_path: Path) -> None:
