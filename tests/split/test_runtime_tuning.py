@@ -187,7 +187,7 @@ def test_the_affinity_mask_bounds_what_is_tried(tmp_path: Path) -> None:
         ("max 100000", 4, True),
         ("400000 100000", 4, True),
         ("300000 100000", 3, False),
-        ("150000 100000", 1, False),
+        ("150000 100000", 2, False),
     ],
 )
 def test_below_a_quota_nothing_spins(tmp_path: Path, cpu_max: str, threads: int, spins: bool) -> None:
