@@ -206,7 +206,7 @@ def test_a_container_is_seen_as_what_it_may_use(x86_container: Path) -> None:
     assert machine.board == "PowerEdge R650"
     assert machine.cpu_model == "Intel(R) Xeon(R) Gold 6338"
     assert machine.cpu_features == ("avx2", "avx512f", "fpu")
-    assert (machine.cores, machine.threads, machine.quota_cores) == (8, 2, 2.5)
+    assert (machine.cores, machine.threads, machine.quota_cores) == (8, 3, 2.5)
     assert machine.groups[0].cores == (2, 3, 4, 5)
     assert machine.memory_bytes == 512 * 2**20
     assert read_sensors(x86_container).temperature_c == 57.0

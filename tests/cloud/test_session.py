@@ -823,11 +823,12 @@ async def test_a_reply_for_which_the_link_has_no_room_in_time_is_a_refusal_of_th
     await device.bring(chain)
     device.session._channel.freeze()
     for number, budget in enumerate((20_000.0, 20_000.0, budget_ms)):
+        queued_bytes = device.session._channel.queued_bytes
         device.channel.send(*chain.infer(BIG, request_id=f"{number}", budget_ms=budget))
         await device.channel.drain(1)
         while device.session._held_back_bytes < min(number, 1) * 160_000:  # noqa: ASYNC110
             await asyncio.sleep(0)
-    while len(device.session._requests) > 1:  # noqa: ASYNC110 - the first waits for room, the other is refused
+    while device.session._channel.queued_bytes == queued_bytes:  # noqa: ASYNC110 - until the refusal is among it
         await asyncio.sleep(0)
     device.session._channel.thaw()
     first = await device.next()
