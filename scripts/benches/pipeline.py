@@ -1,11 +1,12 @@
 """Many requests under one split plan: how close throughput comes to what the slowest stage alone allows. And one batch.
 
 Device daemon and companion are real processes with a processor each, an emulated link between them. Callers and link
-run on the processor of the side that has time, and the model (`tower.py`) is one whose halves take long beside the one
-or two milliseconds that HTTP and TLS take of the same processor for each request. In three balances the device, the
-link and the companion is the slowest in turn. A stage's time is measured **alone**, one request after the other in the
-same run, by the programs' own clocks: the device's is all that its worker does for a request, the companion's all that
-it does; the link's is payload / rate, without headers. The bound is one request for each time of the slowest.
+run on the processor of the side that has time, and the model (`tower.py`) is one whose longer half takes long beside
+the two or three milliseconds that HTTP and TLS take of the same processor for each request. In three balances the
+device, the link and the companion is the slowest in turn: the model is cut late or early. A stage's time is measured
+**alone**, one request after the other in the same run, by the programs' own clocks: the device's is all that its
+worker does for a request, the companion's all that it does; the link's is payload / rate, without headers. The bound
+is one request for each time of the slowest.
 """
 
 from __future__ import annotations
@@ -52,19 +53,18 @@ class Balance:
     """Which stage is the slowest, and how that is brought about."""
 
     slowest: str
-    slowdown: float
-    """Emulated, of the device: asleep."""
+    waist: int
+    """Where the model is cut: 0, the first, or 1."""
     link_ratio: float
     """The link's time per request, as a multiple of the slower of the two others."""
 
 
 BALANCES: Final = (
-    Balance(slowest="device", slowdown=3.0, link_ratio=0.5),
-    Balance(slowest="link", slowdown=1.5, link_ratio=1.6),
-    Balance(slowest="companion", slowdown=1.5, link_ratio=0.5),
+    Balance(slowest="device", waist=1, link_ratio=0.5),
+    Balance(slowest="link", waist=0, link_ratio=1.3),
+    Balance(slowest="companion", waist=0, link_ratio=0.5),
 )
-BATCH_BALANCE: Final = Balance(slowest="companion", slowdown=1.5, link_ratio=0.9)
-"""Slowdowns that follow each other are the same where they can: with another one the device starts anew."""
+BATCH_BALANCE: Final = Balance(slowest="companion", waist=0, link_ratio=0.6)
 
 
 def prepare() -> None:
@@ -74,17 +74,17 @@ def prepare() -> None:
     if (FOLDER / "companion-cache").exists():
         return
     with _pair() as pair:
-        _start(pair, 1.0)
+        _start(pair)
 
 
 def run(*, quick: bool) -> tuple[list[Figure], list[dict[str, Any]]]:
     alone, seconds, batches = (8, 4.0, 3) if quick else (40, 40.0, 30)
     requests = _Requests()
     with _pair() as pair:
-        rows, slowdown = [], 0.0
+        _start(pair)
+        rows = []
         for balance in (*BALANCES, BATCH_BALANCE):
-            if balance.slowdown != slowdown:
-                _start(pair, slowdown := balance.slowdown)
+            requests.waist = balance.waist
             _stand_aside(pair, balance.slowest)
             if balance is BATCH_BALANCE:
                 rows.append(_batch(pair, requests, batches))
@@ -113,6 +113,7 @@ class _Requests:
     """A few inputs, and what the bare runtime makes of them."""
 
     def __init__(self) -> None:
+        self.waist = 0
         dice = np.random.default_rng(3)
         self.inputs = dice.uniform(-1, 1, (BATCH, 3, SIDE, SIDE)).astype(np.float32)
 
@@ -131,7 +132,7 @@ class _Requests:
 
     def _ask(self, client: Client, rows: slice) -> Answer:
         inputs: Tensors = {"image": self.inputs[rows]}
-        answer = client.infer(MODEL, inputs, mode="split", cut=_cut().id, codec="raw", deadline_ms=30e3)
+        answer = client.infer(MODEL, inputs, mode="split", cut=_cut(self.waist).id, codec="raw", deadline_ms=30e3)
         found, expected = answer.outputs["scores"], self.expected[rows]
         assert answer.placement == "split", answer.fallback
         assert float(np.abs(found - expected).max() / np.abs(expected).max()) <= DIFFERENCE_MAX
@@ -166,7 +167,7 @@ def _throughput(pair: Pair, balance: Balance, requests: _Requests, *, alone: int
 def _link(pair: Pair, balance: Balance, alone: list[Answer]) -> tuple[float, float]:
     """Set the link's rate; what a row takes on it, ms, and the rate, Mbit/s."""
     link_ms = balance.link_ratio * max(_stages(alone).values())
-    rate_mbit = _row_bytes() * 8 / link_ms / 1e3
+    rate_mbit = _row_bytes(balance.waist) * 8 / link_ms / 1e3
     pair.link(rtt_ms=RTT_MS, rate_mbit=rate_mbit)
     return link_ms, rate_mbit
 
@@ -236,28 +237,31 @@ def _batch(pair: Pair, requests: _Requests, count: int) -> dict[str, Any]:
 # -- the model ------------------------------------------------------------------------------------------------------
 
 
-def _cut() -> CutCard:
-    """The one at the waist."""
+def _cut(waist: int) -> CutCard:
+    """The one at this waist: of the two narrow places 0 is the earlier."""
     [folder] = (FOLDER / "agent-cache" / "models").iterdir()
-    early = [cut for cut in read_card(folder).cuts if cut.compute_share < 0.5]
-    return min(early, key=lambda cut: sum(spec.nbytes({"N": 1}) for spec in cut.boundary))
+    between = [cut for cut in read_card(folder).cuts if 0.05 < cut.compute_share < 0.95]
+    cuts = sorted(between, key=lambda cut: sum(spec.nbytes({"N": 1}) for spec in cut.boundary))
+    return sorted(cuts[:2], key=lambda cut: cut.compute_share)[waist]
 
 
-def _row_bytes() -> int:
-    return sum(spec.nbytes({"N": 1}) for spec in _cut().boundary)
+def _row_bytes(waist: int) -> int:
+    return sum(spec.nbytes({"N": 1}) for spec in _cut(waist).boundary)
 
 
-def _start(pair: Pair, slowdown: float) -> None:
-    """(Re)start the device on a fast link; back when the companion answers at the cut and nothing else goes on."""
+def _start(pair: Pair) -> None:
+    """Start the device on a fast link; back when the companion answers at both cuts and nothing else goes on."""
     pair.link(rtt_ms=RTT_MS, rate_mbit=FAST_MBIT)
-    pair.start_agent(slowdown=slowdown)
-    cut, image = _cut().id, np.zeros((1, 3, SIDE, SIDE), np.float32)
+    pair.start_agent(slowdown=1.0)
+    waiting, image = [_cut(waist).id for waist in (0, 1)], np.zeros((1, 3, SIDE, SIDE), np.float32)
     deadline_at_s = time.monotonic() + OPEN_TIMEOUT_S
     with pair.client() as client:
-        while True:
+        while waiting:
+            cut = waiting[0]
             answer = client.infer(MODEL, {"image": image}, mode="split", cut=cut, codec="raw", deadline_ms=10e3)
             if answer.placement == "split":
-                break
+                waiting.remove(cut)
+                continue
             if time.monotonic() > deadline_at_s:
                 raise TimeoutError(
                     f"the companion did not open cut {cut} within {OPEN_TIMEOUT_S:g} s: {answer.fallback}"

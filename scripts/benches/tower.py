@@ -1,4 +1,4 @@
-"""A network whose batch is open and whose rows do not depend on each other: convolutions, a narrow waist, convolutions.
+"""A network whose batch is open and whose rows do not depend on each other: convolutions with two narrow waists.
 
 Seeded random weights; what it computes means nothing, how long its halves take and what crosses between them do.
 """
@@ -16,8 +16,9 @@ SIDE: Final = 64
 WIDTH: Final = 32
 WAIST: Final = 8
 """Channels at half the side: 32 KB a row."""
-DEPTHS: Final = (20, 34)
-"""Convolutions before the waist, and after it: each 38 million multiplications and additions a row."""
+DEPTHS: Final = (20, 70, 20)
+"""Convolutions before the first waist, between the two, after the second: each 38 million multiply-adds a row. Cut at
+the first the tail is the longer half, at the second the head."""
 
 
 def write_tower(path: Path) -> None:
@@ -33,13 +34,19 @@ def write_tower(path: Path) -> None:
         nodes.append(helper.make_node("Relu", [made], [f"{made}_relu"]))
         return f"{made}_relu"
 
+    def wide(x: str, depth: int) -> str:
+        x = conv(x, WAIST, 2 * WIDTH)
+        for _ in range(depth):
+            x = conv(x, 2 * WIDTH, 2 * WIDTH)
+        return x
+
     x = conv("image", 3, WIDTH)
     for _ in range(DEPTHS[0]):
         x = conv(x, WIDTH, WIDTH)
     x = conv(x, WIDTH, WAIST, stride=2)
-    x = conv(x, WAIST, 2 * WIDTH)
-    for _ in range(DEPTHS[1]):
-        x = conv(x, 2 * WIDTH, 2 * WIDTH)
+    x = wide(x, DEPTHS[1])
+    x = conv(x, 2 * WIDTH, WAIST)
+    x = wide(x, DEPTHS[2])
     nodes.append(helper.make_node("GlobalAveragePool", [x], ["pooled"]))
     nodes.append(helper.make_node("Flatten", ["pooled"], ["scores"]))
     image = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["N", 3, SIDE, SIDE])
