@@ -79,17 +79,19 @@ def prepare() -> None:
 
 def run(*, quick: bool) -> tuple[list[Figure], list[dict[str, Any]]]:
     alone, seconds, batches = (8, 4.0, 3) if quick else (40, 40.0, 30)
-    requests = _Requests()
-    with _pair() as pair:
-        _start(pair)
-        rows = []
-        for balance in (*BALANCES, BATCH_BALANCE):
-            requests.waist = balance.waist
-            _stand_aside(pair, balance.slowest)
-            if balance is BATCH_BALANCE:
-                rows.append(_batch(pair, requests, batches))
-            else:
-                rows.append(_throughput(pair, balance, requests, alone=alone, seconds=seconds))
+    requests, rows = _Requests(), []
+    try:
+        with _pair() as pair:
+            _start(pair)
+            for balance in (*BALANCES, BATCH_BALANCE):
+                requests.waist = balance.waist
+                _stand_aside(pair, balance.slowest)
+                if balance is BATCH_BALANCE:
+                    rows.append(_batch(pair, requests, batches))
+                else:
+                    rows.append(_throughput(pair, balance, requests, alone=alone, seconds=seconds))
+    finally:
+        os.sched_setaffinity(0, PROCESSORS)
     worst = min(float(row["of_bound"]) for row in rows if "of_bound" in row)
     return [Figure(name="of_bound", value=worst, unit="ratio", at_least=0.95)], rows
 
