@@ -33,7 +33,7 @@ def test_what_was_decided_lately_is_opened_once_for_each_burst_of_requests() -> 
     planner, warmed = Recent({"m": (3, (B, A)), "n": (1, ())}), list[tuple[str, tuple[CutId, ...]]]()
     looker = warming(planner, SimpleNamespace(queue_ms=0.0), warmed, "m", "n", "not-measured-yet")
     looker.look()
-    assert warmed == [("m", (B, A)), ("n", ())]
+    assert warmed == [("n", ()), ("m", (B, A))]  # what is asked for most is opened last
     looker.look()  # nothing was asked since: what the budget closed stays closed
     assert len(warmed) == 2
     planner.known["m"] = (4, (A, B))
@@ -50,3 +50,18 @@ def test_a_busy_worker_is_left_alone() -> None:
     compute.queue_ms = 0.0
     looker.look()
     assert warmed == [("m", (A,))]
+
+
+def test_a_model_that_is_asked_for_now_and_then_closes_nothing_that_others_need() -> None:
+    planner = Recent({"often": (50, (A,)), "rarely": (1, (A,)), "sometimes": (3, (B,))})
+    warmed: list[tuple[str, tuple[CutId, ...]]] = []
+    looker = warming(planner, SimpleNamespace(queue_ms=0.0), warmed, "often", "rarely", "sometimes")
+    looker.look()
+    assert warmed == [("sometimes", (B,)), ("often", (A,))]
+    warmed.clear()
+    planner.known["rarely"] = (2, (A,))
+    looker.look()
+    assert warmed == []
+    planner.known["rarely"] = (90, (A,))  # popular now
+    looker.look()
+    assert warmed == [("rarely", (A,))]
