@@ -148,7 +148,9 @@ def draw(dice: np.random.Generator) -> Tensors:
 def _killed(pair: Pair, asked: Asked, rounds: int, rows: list[dict[str, Any]]) -> list[float]:
     """(answer − kill) − the tail that was still to run, in ms, per round."""
     cut, boundary_bytes = _cut()
-    dice, found, seen_ms = random.Random(7), [], []
+    dice = random.Random(7)
+    found: list[float] = []
+    seen_ms: list[float] = []
     while len(found) < rounds:
         pair.link(rtt_ms=2, rate_mbit=boundary_bytes * 8 / UPLOAD_S / 1e6)
         with ThreadPoolExecutor(1) as pool, pair.client() as client:
@@ -202,7 +204,7 @@ def _silent(pair: Pair, asked: Asked, rounds: int, rows: list[dict[str, Any]]) -
     taken = [asked.one(pair, n, mode="local") for n in range(20)]
     local_ms = statistics.median(one.timings_ms["total"] for one in taken if isinstance(one, Answer))
     dice, late, late_for_the_caller, finished_here, worst_ms = random.Random(11), 0, 0, 0, 0.0
-    faults = (
+    faults: tuple[tuple[Callable[[], None], Callable[[], None]], ...] = (
         (pair.freeze_companion, pair.thaw_companion),
         *((partial(pair.silence_link, way), pair.restore_link) for way in ("both", "up", "down")),
     )
@@ -281,7 +283,8 @@ def _roaming(changes: int) -> dict[str, Any]:
         text=True,
         check=True,
     )
-    return row | json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return row | found
 
 
 # -- waiting --------------------------------------------------------------------------------------------------------

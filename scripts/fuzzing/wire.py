@@ -348,7 +348,7 @@ def _check(connection: WireConnection, received: list[Received], stream: Stream,
     failure = connection.failure
     assert failure is None or isinstance(failure, RemoteProtocolError | CompanionRefused), repr(failure)
     sound = [(sent, payload) for last, sent, payload in stream.events if last < stream.broken_from]
-    found = [(one.message, one.payload) for one in received]
+    found = [(one.message, bytes(one.payload)) for one in received]
     if bounded and failure is not None:
         sound = sound[: len(found)]  # the stream keeps to no credit, and to no bound on what comes early
     assert found[: len(sound)] == sound, "what was whole before anything was broken is missing or another"
