@@ -50,6 +50,7 @@ MONTH_HOURS: Final = 31 * 24
 MONTHS_KEPT: Final = 13
 UNDATED: Final = "undated"
 """The month of what was counted before the clock was ever set; joined to the first real one."""
+_FROM_0: Final = "metered bytes are counted from 0 on, so this month's count is too low"
 UNCERTAIN: Final = "uncertain"
 """Interface of what was written down in advance before a crash, or whose interface is not known: it is metered."""
 
@@ -76,6 +77,8 @@ class _Books(msgspec.Struct, kw_only=True):
     """Month (`2026-11`) → interface → bytes."""
     ahead: int = 0
     """Of these how many had not crossed yet when they were written; 0 after an orderly end."""
+    incomplete: str = ""
+    """The month that was begun anew since what was kept was damaged; empty: none."""
 
 
 @dataclass(slots=True)
@@ -105,13 +108,17 @@ class Meter:
         self._interfaces = frozenset(interfaces)
         self._wall_s = wall_s
         self._followed: list[_Followed] = []
-        books = _read(path)
+        books, damage = _read(path)
         self._counting = books.counting
+        self._incomplete = books.incomplete
         self._months = {month: Counter(counts) for month, counts in books.months.items()}
         if books.ahead:  # it was cut off: what was written in advance may have crossed
             self._months.setdefault(books.counting, Counter())[UNCERTAIN] += books.ahead
         self._from_s, self._until_s = math.inf, -math.inf
         """Wall seconds between which the month stays what it is."""
+        if damage:
+            self._incomplete = self._month()
+            log.warning("%s; %s", damage, _FROM_0)
         self._written_bytes = self._total()
         self._ahead_bytes = 0
         self.write_error = ""
@@ -188,7 +195,12 @@ class Meter:
             "cap_bytes": self.cap_bytes,
             "interfaces": dict(self._months_now()),
             "write_error": self.write_error,
+            "count_error": self._count_error(),
         }
+
+    def _count_error(self) -> str:
+        """Why this month's count is too low; "" when it is not."""
+        return f"{self._path.name} was damaged; {_FROM_0}" if self._incomplete == self._month() else ""
 
     # -- keeping it ---------------------------------------------------------------------------------------------------
 
@@ -217,7 +229,9 @@ class Meter:
 
     def _books(self) -> bytes:
         months: dict[str, dict[str, int]] = {month: dict(counts) for month, counts in self._months.items()}
-        return msgspec.json.encode(_Books(counting=self._counting, months=months, ahead=self._ahead_bytes))
+        return msgspec.json.encode(
+            _Books(counting=self._counting, months=months, ahead=self._ahead_bytes, incomplete=self._incomplete)
+        )
 
     def _wrote(self, error: str) -> None:
         if error and not self.write_error:
@@ -249,6 +263,8 @@ class Meter:
         self._counting = f"{date.tm_year:04}-{date.tm_mon:02}"
         counts = self._months.setdefault(self._counting, Counter())
         counts.update(self._months.pop(UNDATED, {}))
+        if self._incomplete == UNDATED:
+            self._incomplete = self._counting
         for month in sorted(self._months)[:-MONTHS_KEPT]:
             if month != self._counting:
                 del self._months[month]
@@ -279,14 +295,21 @@ def _size(used_bytes: int, cap_bytes: int) -> str:
     return f"{used_bytes / unit:.1f} of {cap_bytes / unit:.1f} {name}"
 
 
-def _read(path: Path) -> _Books:
+def _read(path: Path) -> tuple[_Books, str]:
+    """What was kept, and why it was not to be had, as a clause; "" when it was, or when nothing was ever kept. What
+    cannot be read is put aside, so that the next write does not destroy it."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Books)
+        return msgspec.json.decode(path.read_bytes(), type=_Books), ""
     except FileNotFoundError:
-        return _Books()
+        return _Books(), ""
     except (OSError, msgspec.MsgspecError) as error:
-        log.warning("%s cannot be read (%s): metered bytes are counted from 0 on", path, error)
-        return _Books()
+        aside = path.with_suffix(".damaged")
+        try:
+            path.replace(aside)
+            kept = f"it is kept as {aside.name}"
+        except OSError as other:
+            kept = f"it cannot be kept aside ({other.strerror or other})"
+        return _Books(), f"{path} cannot be read ({error}); {kept}"
 
 
 def _write(path: Path, books: bytes) -> str:

@@ -129,6 +129,8 @@ def _metering(metering: Mapping[str, Any]) -> str:
     interfaces: Mapping[str, int] = metering.get("interfaces") or {}
     if interfaces:
         text += f" ({', '.join(f'{name} {count / 1e6:.1f} MB' for name, count in sorted(interfaces.items()))})"
+    if metering.get("count_error"):
+        text += f"; {metering['count_error']}"
     if metering.get("write_error"):
         text += f"; the count cannot be written down: {metering['write_error']}"
     return text

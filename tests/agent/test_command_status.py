@@ -87,6 +87,9 @@ def test_metered_bytes_are_shown_with_their_cap_month_and_interfaces() -> None:
         "metering   12.3 of 1000.0 MB in 2026-11 (eth0 99.0 MB, wwan0 12.3 MB); the count cannot be written down: "
         "No space left on device"
     )
+    damaged = metering | {"interfaces": {}, "write_error": "", "count_error": "metering.json was damaged"}
+    [line] = [line for line in _lines({"metering": damaged}) if line.startswith("metering")]
+    assert line == "metering   12.3 of 1000.0 MB in 2026-11; metering.json was damaged"
     free = metering | {"cap_bytes": None, "interfaces": {}, "write_error": ""}
     [line] = [line for line in _lines({"metering": free}) if line.startswith("metering")]
     assert line == "metering   12.3 MB, no cap in 2026-11"

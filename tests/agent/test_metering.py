@@ -159,6 +159,7 @@ def test_what_is_counted_before_the_first_date_belongs_to_the_first_month(tmp_pa
         "cap_bytes": GB,
         "interfaces": {"eth0": 401},
         "write_error": "",
+        "count_error": "",
     }
 
 
@@ -234,6 +235,27 @@ def test_a_damaged_count_is_said_and_begun_anew(
     meter = metered(tmp_path, clock)
     assert meter.used_bytes() == 0
     assert "counted from 0" in caplog.text
+    assert (tmp_path / "metering.damaged").read_bytes() == damage, "for who wants to look into it"
+    assert "metering.json was damaged" in meter.snapshot()["count_error"]
+    meter.close()
+    caplog.clear()
+    again = metered(tmp_path, clock)
+    assert not caplog.text, "said once"
+    assert "metering.json was damaged" in again.snapshot()["count_error"], "the count of this month stays too low"
+    clock.now_s = at(2026, 12)
+    assert again.snapshot()["count_error"] == ""
+
+
+def test_a_count_that_was_damaged_before_the_clock_was_set_is_said_in_the_first_real_month(
+    tmp_path: Path, clock: Clock
+) -> None:
+    (tmp_path / "metering.json").write_bytes(b"{")
+    clock.now_s = 0.0
+    meter = metered(tmp_path, clock)
+    assert meter.snapshot()["count_error"]
+    clock.now_s = at(2026, 11)
+    assert meter.snapshot()["count_error"]
+    assert metered(tmp_path / "new", clock).snapshot()["count_error"] == ""
 
 
 def test_a_full_disk_is_said_once_and_the_count_is_kept_when_room_is_back(
