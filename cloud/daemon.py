@@ -14,7 +14,7 @@ from cloud.config import CompanionConfig
 from cloud.enrolment import Enrolment
 from cloud.executor.local import LocalExecutor
 from cloud.health import HealthServer
-from cloud.identity import authority_folder, tokens_folder
+from cloud.identity import authority_folder, known_time, tokens_folder
 from cloud.metrics import Metrics
 from cloud.register import Register
 from cloud.renewal import Renewals
@@ -29,7 +29,6 @@ from split.codec.payload import CODECS
 from split.errors import ChannelError, ConfigError
 from split.identity.contexts import Identity
 from split.identity.credentials import Credentials
-from split.identity.known_time import KnownTime
 from split.profiles.load import claim, require_writable
 from split.runtime.kernels import kernel_answers
 from split.runtime.machine import read_machine
@@ -82,7 +81,7 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
     credentials = Credentials(
         Identity(cert=paths.cert, key=paths.key, ca=paths.ca),
         "companion",
-        known_time=KnownTime(config.state_dir / "known-time"),
+        known_time=known_time(config),
         revoked=lambda: revocations.serials,
     )
     if warning := credentials.require():

@@ -195,11 +195,18 @@ class Enrolment:
                 raise IdentityError(f"a device does not send {type(other).__name__}")
 
     def _enrol(self, wanted: Enrol, where: str) -> Enrolled:
-        """A request that cannot be signed costs no token."""
+        """What fails before a certificate is issued costs no token."""
         from split.identity.certificates import request_key
 
         request_key(wanted.request)
         name = self._tokens.use(wanted.secret, now_s=self._now_s()) or f"device-{os.urandom(_NAME_BYTES).hex()}"
-        chain = self._register.sign(wanted.request, name, "device", days=self._days, now_s=self._now_s())
+        try:
+            chain = self._register.sign(wanted.request, name, "device", days=self._days, now_s=self._now_s())
+        except BaseException:
+            try:
+                self._tokens.give_back(wanted.secret)
+            except IdentityError as error:
+                log.warning("enrolment peer=%s: %s", where, error)
+            raise
         log.info("enrolled device=%s peer=%s", name, where)
         return Enrolled(name=name, chain=chain.decode())

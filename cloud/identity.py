@@ -4,9 +4,9 @@ certificate. Making and checking certificates is `split.identity`'s.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-import time
 from pathlib import Path
 
 from cloud.config import CompanionConfig
@@ -14,6 +14,9 @@ from cloud.register import Register
 from cloud.tokens import TokenStore
 from split.errors import IdentityError
 from split.identity.certificates import LEAF_DAYS, make_authority
+from split.identity.contexts import Identity
+from split.identity.credentials import Credentials
+from split.identity.known_time import KnownTime
 from split.identity.tokens import JoinToken, pin_of
 
 
@@ -27,8 +30,14 @@ def tokens_folder(config: CompanionConfig) -> Path:
     return config.state_dir / "tokens"
 
 
+def known_time(config: CompanionConfig) -> KnownTime:
+    """This companion's, as it was kept last."""
+    return KnownTime(config.state_dir / "known-time")
+
+
 def make_token(config: CompanionConfig, *, name: str, ttl_s: float) -> JoinToken:
-    """A new one-time token for one device; IdentityError without an authority of this companion's own."""
+    """A new one-time token for one device, by the time that the companion will judge it by. IdentityError without an
+    authority of this companion's own."""
     if config.enroll_listen is None:
         raise IdentityError("enroll_listen is null in the configuration: no device can enrol here; set HOST:PORT")
     authority = authority_folder(config) / "ca.pem"
@@ -38,7 +47,11 @@ def make_token(config: CompanionConfig, *, name: str, ttl_s: float) -> JoinToken
         raise IdentityError(
             f"{authority} cannot be read ({error.strerror}): make the authority first (isthmus-cloud init)"
         ) from error
-    return TokenStore(tokens_folder(config)).make(name=name, pin=pin, ttl_s=ttl_s, now_s=time.time())
+    known, paths = known_time(config), config.identity
+    with contextlib.suppress(IdentityError):  # files that cannot serve are said by `serve`
+        own = Credentials(Identity(cert=paths.cert, key=paths.key, ca=paths.ca), "companion")
+        known.at_least(own.validity().from_s)
+    return TokenStore(tokens_folder(config)).make(name=name, pin=pin, ttl_s=ttl_s, now_s=known.now_s())
 
 
 def make_identity(config: CompanionConfig, name: str) -> list[tuple[str, Path]]:

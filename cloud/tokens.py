@@ -76,6 +76,15 @@ class TokenStore:
         sync_folder(self._used)
         return kept.name
 
+    def give_back(self, secret: bytes) -> None:
+        """Undo a `use` after which nothing was issued. IdentityError when that fails: the token stays used."""
+        name = _hash(secret)
+        try:
+            os.rename(self._used / name, self._live / name)
+            sync_folder(self._live)
+        except OSError as error:
+            raise IdentityError(f"the token cannot be given back, so it stays used: {error.strerror}") from error
+
     def live(self, now_s: float) -> int:
         """How many tokens can be used now. A file is read once: no token is ever changed."""
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import random
 import re
@@ -109,6 +110,15 @@ def test_a_token_needs_an_authority_and_a_place_to_enrol_at(config: Path) -> Non
     (token,) = made.stdout.splitlines()
     assert token.startswith("isthmus-join-1.")
     assert token not in made.stderr
+
+
+def test_a_token_lives_by_the_time_that_is_known_where_that_is_later_than_this_hosts_clock(
+    config: Path, tmp_path: Path
+) -> None:
+    run("init", "--config", config)
+    (tmp_path / "state" / "known-time").write_text("4000000000\n")  # 2096-10-02T07:06:40Z
+    made = run("token", "--config", config, "--ttl", "1h", "--json")
+    assert json.loads(made.stdout)["expires"].startswith("2096-10-02T08:06:4")
 
 
 def test_revoking_somebody_unknown_fails_with_a_sentence(config: Path, tmp_path: Path) -> None:

@@ -37,6 +37,25 @@ def test_a_token_gives_its_name_once_and_after_that_says_used(tmp_path: Path) ->
     assert refusal(TokenStore(tmp_path), token.secret, 1002.0) == "TOKEN_USED", "after a restart, too"
 
 
+def test_a_token_given_back_is_good_once_more(tmp_path: Path) -> None:
+    store = TokenStore(tmp_path)
+    token = made(store, name="cam-1")
+    store.use(token.secret, now_s=1001.0)
+    assert store.live(1001.0) == 0
+    store.give_back(token.secret)
+    assert store.live(1002.0) == 1
+    assert store.use(token.secret, now_s=1002.0) == "cam-1"
+    assert refusal(store, token.secret, 1003.0) == "TOKEN_USED"
+
+
+def test_what_was_never_used_cannot_be_given_back(tmp_path: Path) -> None:
+    store = TokenStore(tmp_path)
+    made(store)
+    with pytest.raises(IdentityError, match="cannot be given back"):
+        store.give_back(bytes(20))
+    assert store.live(1000.0) == 1
+
+
 def test_an_expired_token_and_one_that_was_never_made_are_told_apart(tmp_path: Path) -> None:
     store = TokenStore(tmp_path)
     token = made(store)

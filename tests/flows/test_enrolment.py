@@ -263,6 +263,16 @@ async def test_a_request_that_cannot_be_signed_costs_no_token(tmp_path: Path) ->
         assert isinstance(await enrol(token, companion.place), NewIdentity)
 
 
+async def test_an_authority_that_cannot_sign_just_now_costs_no_token(tmp_path: Path) -> None:
+    async with office(tmp_path) as companion:
+        token = companion.token("cam-1")
+        key = tmp_path / "ca" / "ca-key.pem"
+        key.rename(tmp_path / "elsewhere")
+        assert not isinstance(await refused(token, companion.place), TokenRefused)
+        (tmp_path / "elsewhere").rename(key)
+        assert (await enrol(token, companion.place)).name == "cam-1"
+
+
 async def say(place: HostPort, data: bytes) -> bytes:
     """Whatever is sent, over TLS that verifies nothing; what comes back, b"" when it hangs up."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
