@@ -186,11 +186,12 @@ class Waiting:
                 asked.reply.set_exception(error)
 
     def ahead_bytes(self) -> int:
-        """Unsent bytes of the requests that wait. Files of models queue too, but any request overtakes all of them but
-        the piece that has begun."""
+        """Bytes of the requests that wait which are not yet past the narrowest place of the link: what a new one's
+        transfer has before it. Files of models queue too, but any request overtakes all of them but the piece that
+        has begun."""
         if self._channel is None or not self._sent:
             return 0
-        return min(self._channel.queued_bytes, sum(waiting.payload_bytes for waiting in self._sent.values()))
+        return min(self._channel.ahead_bytes, sum(waiting.payload_bytes for waiting in self._sent.values()))
 
     def abandon(self, request_id: str) -> None:
         """Nobody waits any more: unsent bytes are dropped, the companion is told."""

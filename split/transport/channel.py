@@ -104,6 +104,11 @@ class Channel(Protocol):
         """Bytes accepted by `send` and not yet taken by the link (beyond it the transport holds a frame or two)."""
 
     @property
+    def ahead_bytes(self) -> int:
+        """What must leave before a message of data sent now, none of it more urgent: `queued_bytes`, what the transport
+        and the kernel hold, and what TCP knows to wait in a router's queue. A system call or two."""
+
+    @property
     def invalid_messages(self) -> int:
         """Messages that were dropped since their metadata makes no sense (PROTOCOL.md §3)."""
 

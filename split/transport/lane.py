@@ -293,6 +293,13 @@ class Lane(asyncio.BufferedProtocol):
         self._info()
         return self._latest
 
+    def waiting_bytes(self) -> int:
+        """Written to the transport and not yet past the narrowest place of the way, as far as TCP can tell."""
+        transport, info = self._transport, self._info()
+        if transport is None or info is None:
+            return 0
+        return sum(layer.get_write_buffer_size() for layer in _layers(transport)) + info.waiting_bytes
+
     def facts(self) -> LinkFacts | None:
         """None when the socket is closed."""
         info = self._info()
@@ -363,13 +370,18 @@ def keep_few_bytes(transport: asyncio.Transport, sock: Any, waiting_bytes: int) 
     """Bound what waits: in asyncio's TLS layer, in the TCP transport beneath, which has a bound of its own, and in the
     kernel, unsent.
 
-    There is no public way to the second; without it 64 KiB more wait (tests hold it against each Python's asyncio).
+    Without the second 64 KiB more wait.
     """
-    transport.set_write_buffer_limits(high=waiting_bytes)
-    beneath = getattr(getattr(transport, "_ssl_protocol", None), "_transport", None)
-    if isinstance(beneath, asyncio.Transport):
-        beneath.set_write_buffer_limits(high=waiting_bytes)
+    for layer in _layers(transport):
+        layer.set_write_buffer_limits(high=waiting_bytes)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, waiting_bytes)
+
+
+def _layers(transport: asyncio.Transport) -> tuple[asyncio.Transport, ...]:
+    """The TLS transport, and the TCP transport beneath, to which there is no public way (tests hold it against each
+    Python's asyncio)."""
+    beneath = getattr(getattr(transport, "_ssl_protocol", None), "_transport", None)
+    return (transport, beneath) if isinstance(beneath, asyncio.Transport) else (transport,)
 
 
 def tune(sock: Any) -> str:

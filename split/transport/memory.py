@@ -50,6 +50,10 @@ class MemoryChannel(Endpoint):
     def received_bytes(self) -> int:
         return self._other._sent_bytes
 
+    @property
+    def ahead_bytes(self) -> int:
+        return self.queued_bytes
+
     def observe(self) -> Observation:
         return Observation(
             sent_bytes=self.sent_bytes,

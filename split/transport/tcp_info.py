@@ -47,6 +47,13 @@ class TcpInfo:
     segments_out: int
     segments_in: int
 
+    @property
+    def waiting_bytes(self) -> int:
+        """What must still leave before the next byte that is written: unsent here, and what more is on its way than the
+        path holds (rate × least round trip), which then lies in the queue of the narrowest router."""
+        path_bytes = self.delivery_rate_bytes_per_s * self.min_rtt_ms / 1000
+        return self.unsent_bytes + (max(0, round(self.unacked_bytes - path_bytes)) if path_bytes else 0)
+
 
 def read_tcp_info(sock: socket.socket) -> TcpInfo | None:
     """What the kernel says of this connection; None when the socket is closed or is no TCP socket."""

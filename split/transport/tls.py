@@ -91,6 +91,10 @@ class TlsChannel(Endpoint):
     def received_bytes(self) -> int:
         return sum(lane.link_bytes()[1] for lane in self._lanes)
 
+    @property
+    def ahead_bytes(self) -> int:
+        return self.queued_bytes + self._lanes[-1].waiting_bytes()
+
     def observe(self) -> Observation:
         return Observation(
             sent_bytes=self.sent_bytes,

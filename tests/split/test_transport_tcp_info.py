@@ -62,6 +62,22 @@ def test_the_field_offsets_are_those_of_the_kernel_header() -> None:
     assert info.delivery_rate_bytes_per_s == 6_250_000
 
 
+@pytest.mark.parametrize(
+    ("segments", "rate", "waiting"),
+    [
+        (100, 6_250_000, 13),  # 144,800 bytes under way, 250,000 are what 40 ms hold
+        (200, 6_250_000, 13 + 289_600 - 250_000),  # the rest waits in a router
+        (200, 0, 13),  # nothing is known of the path yet
+    ],
+)
+def test_what_waits_is_unsent_or_more_than_the_path_holds(segments: int, rate: int, waiting: int) -> None:
+    raw = bytearray(216)
+    values = ((16, "I", 1_448), (24, "I", segments), (144, "I", 13), (148, "I", 40_000), (160, "Q", rate))
+    for offset, code, value in values:
+        struct.pack_into(code, raw, offset, value)
+    assert parse_tcp_info(bytes(raw)).waiting_bytes == waiting
+
+
 def test_an_old_kernel_that_tells_less_is_read_as_zeros() -> None:
     info = parse_tcp_info(bytes(104))
     assert (info.sent_bytes, info.delivery_rate_bytes_per_s, info.segments_out) == (0, 0.0, 0)
