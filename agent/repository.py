@@ -280,7 +280,7 @@ class Repository:
             store=self._store,
         )
         await self._adopt_forms(model)
-        self._store.keep(Path(card.path), still=partial(before.require_same, [name for name, *_ in card.files]))
+        self._store.keep(Path(card.path), still=partial(before.require_same, card))
         await self._open(model)
         entry.model, entry.state, entry.reason = model, ModelState.READY, ""
         entry.settled.set()

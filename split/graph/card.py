@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -140,16 +140,21 @@ class FolderBefore:
         names = os.listdir(model.parent) if model.parent.is_dir() else []
         self._before = {name: self._seen(name) for name in names}
 
-    def require_same(self, names: Iterable[str]) -> None:
-        """ModelUnavailable when one of these was written or replaced since."""
-        for name in names:
+    def require_same(self, card: ModelCard) -> None:
+        """ModelUnavailable when one of the card's files was written or replaced since."""
+        for name, _, _ in self._files(card):
             if self._seen(name) is None or self._seen(name) != self._before.get(name):
                 raise _replaced(self._model)
 
     def require_model(self, card: ModelCard) -> None:
         """ModelUnavailable when the files are not those of the card. Hashes them: about a second per gigabyte."""
-        if not all(file_is(self._model.parent / name, size, sha256) for name, size, sha256 in card.files):
+        if not all(file_is(self._model.parent / name, size, sha256) for name, size, sha256 in self._files(card)):
             raise _replaced(self._model)
+
+    def _files(self, card: ModelCard) -> Iterator[tuple[str, int, str]]:
+        """As in `ModelCard`, by the names they have now: what a model file is called is nothing of the model's."""
+        for number, (name, size, sha256) in enumerate(card.files):
+            yield self._model.name if number == 0 else name, size, sha256
 
     def _seen(self, name: str) -> tuple[int, int, int, int] | None:
         try:

@@ -96,7 +96,7 @@ def prepare(
     card = msgspec.structs.replace(
         describe(model, cuts, asked), made=_fingerprints(folder, (WEIGHTS_FILE, *_halves(cuts))), growth=grows
     )
-    before.require_same(name for name, *_ in card.files)
+    before.require_same(card)
     write_card(card, folder)
     on_progress("done", 1.0)
     return card

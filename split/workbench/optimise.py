@@ -142,7 +142,7 @@ class Optimiser:
             if not prepacked:
                 made.drop_layouts()
             if name == WHOLE:
-                before.require_same(file for file, *_ in self._card.files)
+                before.require_same(self._card)
             self._add(name, made, plain, feeds, expected, prepacked=prepacked)
 
     def _hooked(self, source: Path, scratch: Path, made: _Made) -> _Made | None:

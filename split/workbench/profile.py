@@ -135,7 +135,7 @@ def profile_model(
         on_progress=on_progress,
         spent_s=lambda: now_s() - started_s,
     )
-    before.require_same(name for name, *_ in card.files)
+    before.require_same(card)
     golden_file = write_golden_runs(
         GoldenRuns(
             offered=joined(compared) if must_travel else b"",
