@@ -45,7 +45,7 @@ class Reception:
         session = Session(channel, self._companion)
         self._sessions[session] = peer.name
         self._displace(peer.name)
-        if peer.serial in self._revoked:  # since its handshake
+        if not peer.serials.isdisjoint(self._revoked):  # since its handshake
             asyncio.get_running_loop().call_soon(session.end_as_revoked)
         try:
             await session.run()
@@ -84,7 +84,7 @@ class Reception:
         """The certificates that are not good any more: whoever has shown one is sent away at once."""
         self._revoked = serials
         for session in tuple(self._sessions):
-            if session.serial in serials:
+            if not session.serials.isdisjoint(serials):
                 session.end_as_revoked()
 
     async def send_home(self, reason: str, *, within_s: float) -> None:

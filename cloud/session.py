@@ -128,13 +128,14 @@ class Session:
         await self._channel.close(reason)
 
     @property
-    def serial(self) -> int:
-        """Of the certificate that the device has shown."""
-        return self._channel.peer.serial
+    def serials(self) -> frozenset[int]:
+        """Of the certificates that the device has shown, one for each connection."""
+        return self._channel.peer.serials
 
     def end_as_revoked(self) -> None:
         """The device's certificate was taken back: it is told so, and nothing of it goes on."""
-        log.warning("session ended device=%s reason='its certificate %x was revoked'", self._device, self.serial)
+        shown = ", ".join(f"{serial:x}" for serial in sorted(self.serials))
+        log.warning("session ended device=%s reason='its certificate was revoked' serials=%r", self._device, shown)
         last = Refused(code=Revoked.code, message="your certificate was revoked: enrol anew, with a new token")
         self._send(last, priority=Priority.CONTROL)
         if not self._cut_off:

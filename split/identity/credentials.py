@@ -94,10 +94,14 @@ class Credentials:
         wanted: Role = "companion" if self.role == "device" else "device"
         name = peer_of(certificate, role=wanted, der=der or b"")
         serial = int(certificate["serialNumber"], 16)
-        if serial in self._revoked():
+        if self.is_revoked(serial):
             raise Revoked(f"the certificate {serial:x} of {name} was revoked: enrol anew, with a new token")
         self._judge_time(name, certificate)
         return Peer(name=name, serial=serial)
+
+    def is_revoked(self, serial: int) -> bool:
+        """Whether a certificate of that serial is not taken any more, now."""
+        return serial in self._revoked()
 
     def _judge_time(self, name: str, certificate: Any) -> None:
         """Also where OpenSSL has asked: a clock that was set during the handshake must not let anything through."""

@@ -23,6 +23,14 @@ class PeerIdentity:
     """`device` or `companion`."""
     serial: int = 0
     """Of the certificate, by which it can be revoked; 0: shown none (the channel in memory)."""
+    bulk_serial: int = 0
+    """Of the certificate on the session's second connection, another where a renewal fell between the two; 0: there is
+    no second one."""
+
+    @property
+    def serials(self) -> frozenset[int]:
+        """Of every certificate shown: the session is over when any of them is revoked."""
+        return frozenset({self.serial, self.bulk_serial} - {0})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from split.errors import ChannelError, IdentityError, IsthmusError
+from split.errors import ChannelError, IdentityError, IsthmusError, Revoked
 from split.identity.contexts import Identity, refusals
 from split.identity.credentials import Credentials, credentials_of
 from split.transport.channel import Channel
@@ -151,6 +151,12 @@ class Listener:
         if channel is None or not channel.may_be_joined:
             await self._turn_away(
                 lane, where, "UNKNOWN_SESSION", "this device has no session of that name here with one connection"
+            )
+            return
+        assert lane.peer is not None
+        if self._credentials.is_revoked(lane.peer.serial):  # since its handshake: who revokes knows only who is in
+            await self._turn_away(
+                lane, where, Revoked.code, "the certificate was revoked: enrol anew, with a new token"
             )
             return
         self._is_no_stranger()

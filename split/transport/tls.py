@@ -11,7 +11,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -67,7 +67,9 @@ class TlsChannel(Endpoint):
     def join(self, bulk: Lane) -> None:
         """`bulk` is the second connection from now on."""
         assert self.may_be_joined
+        assert bulk.peer is not None, "a lane joins once its peer is known"
         self._bulk = bulk
+        self._peer = replace(self.peer, bulk_serial=bulk.peer.serial)
         self._connections.append(bulk.connection)
         bulk.own(self)
         if self._holding:

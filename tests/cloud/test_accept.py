@@ -16,8 +16,8 @@ from split.wire.messages import Goodbye, Hello, ModelNeed, Refused
 HELLO = Hello(major=1, minor=0, agent="test", runtime="test", max_message_bytes=1 << 20, codecs=("raw",))
 
 
-def connect(reception, name="camera-1", role="device"):
-    device, companion = memory_pair(HELLO, HELLO, device=PeerIdentity(name=name, role=role))
+def connect(reception, name="camera-1", role="device", **serials):
+    device, companion = memory_pair(HELLO, HELLO, device=PeerIdentity(name=name, role=role, **serials))
     return device, asyncio.create_task(reception.receive(companion))
 
 
@@ -49,6 +49,23 @@ async def test_a_bug_met_in_one_session_ends_that_session_only(house, chain, mon
     await other.close("done")
     await other_task
     assert reception.sessions == 0
+
+
+@pytest.mark.parametrize("revoked", [17, 18])
+async def test_revoking_the_certificate_of_either_connection_ends_the_session(house, revoked):
+    reception = Reception(house.companion)
+    channel, task = connect(reception, serial=17, bulk_serial=18)
+    other, other_task = connect(reception, "camera-2", serial=19)
+    await asyncio.sleep(0)
+    reception.revoke({revoked})
+    await task
+    with pytest.raises(ConnectionLost, match="your certificate was revoked"):
+        await channel.receive()
+    assert reception.sessions == 1
+    reception.revoke({0})
+    assert reception.sessions == 1
+    await other.close("done")
+    await other_task
 
 
 async def test_all_are_sent_home_and_nobody_comes_in_any_more(house):

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from split.errors import CompanionRefused, ConnectionLost, IdentityError, NotReached, Overloaded
-from split.identity.certificates import Identity, issue, make_authority
-from split.identity.credentials import credentials_of
+from split.identity.certificates import Identity, issue, make_authority, serial_of
+from split.identity.credentials import Credentials, credentials_of
 from split.transport import tls as device_side
 from split.transport.channel import Channel
 from split.transport.lane import Lane
@@ -45,6 +45,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Identity]:
     make_authority(root / "ca")
     return {
         "device": issue(root / "ca", "device-1", "device", root / "device"),
+        "renewed device": issue(root / "ca", "device-1", "device", root / "renewed"),
         "other device": issue(root / "ca", "device-2", "device", root / "other"),
         "companion": issue(root / "ca", "companion-1", "companion", root / "companion"),
     }
@@ -107,6 +108,42 @@ async def one_lane(place: House, identity: Identity, **fields: Any) -> Lane:
     )
     await lane.opened()
     return lane
+
+
+async def test_a_session_knows_the_certificates_of_both_connections_where_a_renewal_fell_between_them(
+    ours: dict[str, Identity],
+) -> None:
+    first, renewed = (serial_of(ours[one].cert.read_bytes()) for one in ("device", "renewed device"))
+    async with house(ours) as place:
+        urgent = await one_lane(place, ours["device"], session="5" * 32, lane="urgent")
+        companion = await place.accepted.get()
+        assert companion.peer.serials == {first}
+        bulk = await one_lane(place, ours["renewed device"], session="5" * 32, lane="bulk")
+        assert companion.peer.serials == {first, renewed}
+        for lane in (bulk, urgent):
+            lane.abort()
+
+
+async def test_a_certificate_that_is_revoked_between_handshake_and_join_does_not_join(
+    ours: dict[str, Identity], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house(ours) as place:
+        urgent = await one_lane(place, ours["device"], session="5" * 32, lane="urgent")
+        companion = await place.accepted.get()
+        renewed = serial_of(ours["renewed device"].cert.read_bytes())
+        monkeypatch.setattr(Credentials, "is_revoked", lambda self, serial: False)
+        opened = Lane.opened
+
+        async def revoked_then(lane: Lane) -> None:
+            await opened(lane)
+            monkeypatch.setattr(Credentials, "is_revoked", lambda self, serial: serial == renewed)
+
+        monkeypatch.setattr(Lane, "opened", revoked_then)
+        with pytest.raises(CompanionRefused) as caught:
+            await one_lane(place, ours["renewed device"], session="5" * 32, lane="bulk")
+        assert caught.value.code == "REVOKED"
+        assert companion.lanes == 1
+        urgent.abort()
 
 
 def carried(channel: TlsChannel) -> list[int]:
