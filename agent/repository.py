@@ -256,8 +256,8 @@ class Repository:
         """Card, contract, the whole opened and run once."""
         if not entry.path.is_file():
             raise InvalidModel(f"{entry.path} is not there; a version folder holds the file model.onnx")
-        before = await asyncio.to_thread(FolderBefore, entry.path)
-        async with self._bench:  # to the end: what hangs is looked at after what can answer, not in between
+        async with self._bench:  # in order, to the end: what hangs is looked at after what can answer, not in between
+            before = await asyncio.to_thread(FolderBefore, entry.path)
             folder, card = await self._card(entry)
             # A file replaced in place must not answer with its old weights, not even where a request that outlived the
             # unloading has opened them again.
