@@ -1,0 +1,43 @@
+"""What a request's time costs in energy: watts above the idle board, by what the device is doing.
+
+Above idle, because an idle board draws its idle power whatever is chosen. Nothing here measures or learns.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Power:
+    """Watts above idle of the whole board. The energy of a plan is linear in the same columns as its latency."""
+
+    compute_w: float
+    """While the worker computes: picture, head or whole, encode, decode, finish."""
+    send_w: float
+    """While bytes leave."""
+    receive_w: float
+    """While bytes come."""
+    wait_w: float
+    """While the request only waits: for the companion, or for its turn."""
+    measured: bool
+    """Whether `compute_w` was measured on this device; otherwise it is modelled from a device profile."""
+    source: str
+    """Where the figures come from, as a clause; "" where nothing is known."""
+
+    def __post_init__(self) -> None:
+        for name in ("compute_w", "send_w", "receive_w", "wait_w"):
+            watts = getattr(self, name)
+            assert math.isfinite(watts) and watts >= 0.0, f"{name} must be watts, 0 or more, got {watts}"
+
+    def joules(self, *, compute_ms: float, send_ms: float, receive_ms: float, wait_ms: float) -> float:
+        """Energy above idle of so many milliseconds of each."""
+        return (
+            self.compute_w * compute_ms + self.send_w * send_ms + self.receive_w * receive_ms + self.wait_w * wait_ms
+        ) / 1000.0
+
+
+NO_POWER: Final = Power(compute_w=0.0, send_w=0.0, receive_w=0.0, wait_w=0.0, measured=False, source="")
+"""Nothing is known of this device's power: every plan costs 0 J, so energy decides nothing."""
