@@ -90,12 +90,21 @@ class Weights(_Part, frozen=True, kw_only=True):
 class Fallback(_Part, frozen=True, kw_only=True):
     """What happens when the companion is late or gone."""
 
-    strategy: Literal["local", "fail"] = "local"
-    """local: the device finishes from the boundary it has; fail: a typed error."""
+    strategy: Literal["local", "fail", "shadow"] = "local"
+    """local: the device finishes from the boundary it has; fail: a typed error; shadow: as local, and both ways are run
+    on some requests and their answers compared, until they agree less often than `agreement_min`."""
     timeout_ms: _Positive | None = None
     """Longest wait for the companion, inside the deadline; none stated: as long as the local finish still fits."""
-    agreement_min: _Ratio = 0.0
-    """Share of answers in which a stand-in model must agree with the whole before it may answer."""
+    agreement_min: _Ratio = 0.9
+    """With shadow: share of compared answers that must agree; where fewer do, the device alone answers. Above 0."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.strategy == "shadow" and self.agreement_min == 0:
+            raise ValueError(
+                "agreement_min must be above 0 with strategy shadow: at 0 answers that never agree would do; "
+                "leave it out for 0.9"
+            )
 
 
 class Retry(_Part, frozen=True, kw_only=True):

@@ -97,6 +97,11 @@ def test_an_empty_contract_allows_everything_to_leave_raw_and_nothing_lossy(tmp_
     assert contract.behaviour.weights == Weights(latency=1, throughput=0, energy=0, cost=0)
 
 
+def test_shadow_is_a_way_to_fall_back_and_wants_nine_answers_of_ten_to_agree(tmp_path: Path) -> None:
+    fallback = contract_of(tmp_path, "behaviour: {fallback: {strategy: shadow}}").behaviour.fallback
+    assert (fallback.strategy, fallback.agreement_min) == ("shadow", 0.9)
+
+
 def test_the_default_contract_is_the_models_own_signature() -> None:
     contract = default_contract(card())
     assert [(i.name, i.dtype, i.shape) for i in contract.data.inputs] == [
@@ -119,8 +124,13 @@ def test_the_default_contract_is_the_models_own_signature() -> None:
         ("behaviour: {latency_p99_ms: soon}\n", 1, "behaviour.latency_p99_ms: expected float"),
         ("behaviour: {class: platinum}\n", 1, "behaviour.class: expected one of bronze, gold, silver, got 'platinum'"),
         ("behaviour: {service_class: gold}\n", 1, "behaviour.service_class: unknown key"),
-        ("behaviour: {fallback: {strategy: pray}}\n", 1, "expected one of fail, local, got 'pray'"),
+        ("behaviour: {fallback: {strategy: pray}}\n", 1, "expected one of fail, local, shadow, got 'pray'"),
         ("behaviour: {fallback: {agreement_min: 1.5}}\n", 1, "agreement_min: expected float <= 1.0, got 1.5"),
+        (
+            "behaviour: {fallback: {strategy: shadow, agreement_min: 0}}\n",
+            1,
+            "agreement_min must be above 0 with strategy",
+        ),
         ("behaviour: {retry: {attempts: 0}}\n", 1, "behaviour.retry.attempts: expected int >= 1, got 0"),
         ("resource: {memory_bytes: 1GB}\n", 1, "resource.memory_bytes: expected int"),
         ("resource: {threads: many}\n", 1, "resource.threads: expected one of a whole number, auto, got 'many'"),
