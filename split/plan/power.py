@@ -30,7 +30,7 @@ class Power:
     def __post_init__(self) -> None:
         for name in ("compute_w", "send_w", "receive_w", "wait_w"):
             watts = getattr(self, name)
-            assert math.isfinite(watts) and watts >= 0.0, f"{name} must be watts, 0 or more, got {watts}"
+            assert 0.0 <= watts < math.inf, f"{name} must be watts, 0 or more, got {watts}"
 
     def joules(self, *, compute_ms: float, send_ms: float, receive_ms: float, wait_ms: float) -> float:
         """Energy above idle of so many milliseconds of each."""
