@@ -35,11 +35,19 @@ class NotStarted(Exception):
     """A program that did not come up; the text ends with the last lines of its log."""
 
 
+def free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago, each another one (a companion is restarted on the same one, so 0 will not do).
+
+    Held together until all are known: asked for one after the other, the kernel may give the same one twice.
+    """
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [probe.getsockname()[1] for probe in probes]
+
+
 def free_port() -> int:
-    """A port that was free a moment ago (the companion is restarted on the same one, so 0 will not do)."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+    """One such port."""
+    return free_ports(1)[0]
 
 
 class Pair:
@@ -61,8 +69,7 @@ class Pair:
         self.models = models
         self._host = host
         self._cores = cores or {}
-        self.agent_port = free_port()
-        self._companion_ports = [free_port() for _ in range(companions)]
+        self.agent_port, *self._companion_ports = free_ports(1 + companions)
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._control: socket.socket | None = None
         self._answers: IO[str] | None = None

@@ -34,7 +34,7 @@ from cloud.enrolment import Enrolment
 from cloud.register import Register
 from cloud.tokens import TokenStore
 from scripts.client import Client
-from scripts.pair import free_port
+from scripts.pair import free_ports
 from split.errors import ConnectionLost, IdentityError, IsthmusError, TokenRefused
 from split.identity.certificates import issue, make_authority, serial_of
 from split.identity.contexts import Identity
@@ -408,10 +408,14 @@ def run(program: str, *arguments: object, ok: bool = True) -> subprocess.Complet
     return done
 
 
-def wait_until(true: Callable[[], bool], what: str, timeout_s: float = 90.0) -> None:
+def wait_until(
+    true: Callable[[], bool], what: str, *, said: Callable[[], str] = lambda: "", timeout_s: float = 90.0
+) -> None:
+    """`said`: what the programs said, for the one who reads that it never came."""
     deadline_at_s = time.monotonic() + timeout_s
     while not true():
-        assert time.monotonic() < deadline_at_s, f"it never came to it that {what}"
+        if time.monotonic() >= deadline_at_s:
+            pytest.fail(f"it never came to it that {what}\n{said()}")
         time.sleep(0.1)
 
 
@@ -431,7 +435,7 @@ def running(program: str, log: Path, *arguments: object):  # type: ignore[no-unt
 
 
 def test_from_init_over_token_and_enroll_to_a_split_request_a_renewal_and_revoke_to_a_refusal(tmp_path: Path) -> None:
-    port, enrol_port, http = free_port(), free_port(), free_port()
+    port, enrol_port, http = free_ports(3)
     onnx.save(onnx.parser.parse_model(MODEL), _made(tmp_path / "models" / "chain" / "1") / "model.onnx")
     companion, device = tmp_path / "companion.yaml", tmp_path / "agent.yaml"
     companion.write_text(
@@ -473,18 +477,26 @@ def test_from_init_over_token_and_enroll_to_a_split_request_a_renewal_and_revoke
         agent_log = tmp_path / "agent.log"
         with running("agent", agent_log, "agent", "--config", device):
             x = np.arange(8, dtype=np.float32).reshape(2, 4)
+            last: list[object] = []
 
             def split_works() -> bool:
+                last.clear()
                 try:
                     with Client(http) as client:
                         answer = client.infer("chain", {"x": x}, mode="split", deadline_ms=5000)
-                except Exception:
+                except Exception as error:
+                    last.append(error)
                     return False
+                last.append((answer.placement, answer.fallback))
                 np.testing.assert_allclose(answer.outputs["y"], np.tanh(np.exp(-x)) + x, rtol=1e-5)
                 return answer.placement == "split"
 
             enrolled = serial_of((tmp_path / "id" / "cert.pem").read_bytes())
-            wait_until(split_works, "a split request is answered")
+            wait_until(
+                split_works,
+                "a split request is answered",
+                said=lambda: f"{last}\n{agent_log.read_text()}\n{log.read_text()}",
+            )
             wait_until(
                 lambda: serial_of((tmp_path / "id" / "cert.pem").read_bytes()) != enrolled,
                 "the certificate is renewed over the channel",
