@@ -77,6 +77,8 @@ class Link(_Section, frozen=True, kw_only=True):
     """Network interfaces whose bytes count towards that, as `wwan0`; empty: all."""
     price_per_gb: _NotNegative = 0.0
     """Money per 10⁹ bytes, in the unit the contract's `cost` weight is meant for; 0: nothing to save."""
+    price_per_companion_s: _NotNegative = 0.0
+    """Money per second that a companion computes, in the same unit; 0: nothing to save."""
 
 
 class Power(_Section, frozen=True, kw_only=True):

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from split.plan.objective import FREE, NO_BACKLOG, Backlog, Prices
+from split.plan.power import NO_POWER, Power
+
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
@@ -122,6 +125,12 @@ class Observation:
     """Why `remote` is None, as a sentence; empty when it is not."""
     incumbent: int | None = None
     """Row of the plan that a challenger must beat (the one chosen last); None compares without stickiness."""
+    power: Power = NO_POWER
+    prices: Prices = FREE
+    battery_low: bool = False
+    """Below `power.battery_ratio_min`: energy counts before latency."""
+    backlog: Backlog = NO_BACKLOG
+    """What earlier requests still have to do, for sharing the stations out; `edge_queue_ms` is what this one waits."""
 
     def __post_init__(self) -> None:
         assert (self.remote is None) == bool(self.remote_why_not), self.remote_why_not

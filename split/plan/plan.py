@@ -82,6 +82,12 @@ class PlanEstimate:
     """Whether the compute times of its cut are estimated from those of others and nothing has proven them yet."""
     parts: int = 1
     """In how many the request's batch is served, one after the other through each stage."""
+    energy_j: float = 0.0
+    """Joules of the device above its idle draw; 0 where nothing is known of its power."""
+    energy_measured: bool = False
+    """Whether the power behind `energy_j` was measured on this device; otherwise it is modelled."""
+    money: float = 0.0
+    """Of bytes and companion time, in the unit of the configured prices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,3 +105,5 @@ class Decision:
     """The cut that would have been chosen if its halves were open."""
     link: Mapping[str, float] = field(default_factory=dict)
     """The link as estimated at that moment: rtt_ms, up_mbit_s, down_mbit_s, age_s; empty without a companion."""
+    objective: Mapping[str, float] = field(default_factory=lambda: {"latency": 1.0})
+    """Weights that were used, normalised: latency, throughput, energy, cost."""
