@@ -41,6 +41,12 @@ CHILDREN: Final = 2
 """Jobs that a device waits for, at once: a model that hangs its child for minutes leaves room for another's. Each may
 take a gigabyte, so no more."""
 
+CUTS_KEPT: Final = 64
+"""Of a model, beside its candidates: the cuts asked for last that outlive the process, each two graphs without weights.
+A device asks for its own candidates, which differ only where it weighed the model at other sizes or demands."""
+CUTS_MAX: Final = 512
+"""Of a model, beside its candidates, at once: what sessions use is never removed under them."""
+
 REHEARSED = "rehearsed.json"
 """Runtime → what came back sound from a child that ran it: `offload` and cut ids."""
 
@@ -139,14 +145,16 @@ class Segments:
                     "DIGEST_MISMATCH",
                     f"the files offered as {digest} are {card.digest}; offer them under their own digest",
                 )
+            if folder not in self._files:  # no session uses a cut of it yet
+                await asyncio.to_thread(_remove_old_cuts, folder)
             self._files[folder] = path
         model = PreparedModel(card=card, folder=folder, path=path)
         self._optimise_later(model)
         return model
 
     async def cut(self, model: PreparedModel, cut: CutId, node_bitmap: str) -> CutCard:
-        """The cut of that id, its halves on disk. Refused with PLAN_MISMATCH when `node_bitmap` defines another cut;
-        CutRefused when it may not be made."""
+        """The cut of that id, its halves on disk. Refused with PLAN_MISMATCH when `node_bitmap` defines another cut or
+        one that may not be made, with BUDGET_EXCEEDED when `CUTS_MAX` of this model were made."""
         if not re.fullmatch(r"[0-9a-f]{12}", cut):
             raise CompanionRefused("PLAN_MISMATCH", f"{cut[:80]!r} is no cut id; expected 12 hex digits")
         digits = 2 * ((model.card.nodes + 7) // 8)
@@ -255,6 +263,12 @@ class Segments:
         return manifest
 
     async def _part(self, model: PreparedModel, cut: CutId, node_bitmap: str) -> CutCard:
+        if len(await asyncio.to_thread(_cuts_in, model.folder)) >= CUTS_MAX:
+            raise CompanionRefused(
+                "BUDGET_EXCEEDED",
+                f"{CUTS_MAX} cuts of this model were made here beside its candidates; restart the companion to keep "
+                f"only the {CUTS_KEPT} asked for last",
+            )
         try:
             async with self._children:
                 return await self._workbench.part(model.path, model.folder, cut, node_bitmap)
@@ -279,12 +293,28 @@ def _folders_in(place: Path) -> list[Path]:
     return [path for path in place.glob("*") if path.is_dir()]
 
 
+def _cuts_in(folder: Path) -> list[Path]:
+    """The cards of the cuts that were made on demand, the one asked for last at the end."""
+    cards = [path for path in folder.glob("*.json") if re.fullmatch(r"[0-9a-f]{12}", path.stem)]
+    return sorted(cards, key=lambda path: path.stat().st_mtime)
+
+
+def _remove_old_cuts(folder: Path) -> None:
+    """All made on demand but the last `CUTS_KEPT`: card first, so that no half stands for a whole cut."""
+    for card in _cuts_in(folder)[:-CUTS_KEPT]:
+        card.unlink()
+        for half in [*folder.glob(f"{card.stem}.*.onnx"), *folder.glob(f"optimised/*/{card.stem}.*.onnx")]:
+            half.unlink(missing_ok=True)
+
+
 def _made_before(model: PreparedModel, cut: CutId) -> CutCard | None:
     """The card of a cut whose halves lie there as they were made: a candidate, or one that was asked for earlier."""
     candidate = next((card for card in model.card.cuts if card.id == cut), None)
     if candidate is not None and model.head(cut).exists() and model.tail(cut).exists():
         return candidate  # its halves were looked at when the model was prepared
     try:
-        return read_cut(model.folder, cut)
+        found = read_cut(model.folder, cut)
     except InvalidModel:
         return None
+    (model.folder / f"{cut}.json").touch()  # its time says when it was last asked for
+    return found

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
+import cloud.segments
 from cloud.segments import Segments
 from split.codec.golden import golden_inputs
-from split.errors import ModelUnavailable
+from split.errors import CompanionRefused, ModelUnavailable
 from split.graph.card import read_card
+from split.ids import CutId
 from split.runtime.optimised import Optimised
 from split.runtime.segment import OrtEngine
 from split.workbench.cut import prepare
@@ -171,4 +174,35 @@ async def test_over_all_models_two_children_run_at_once_and_no_more(make_model, 
     assert bench.begun.locked()  # the third one waits
     bench.go.set()
     await asyncio.gather(*tasks)
+    await segments.close()
+
+
+async def test_of_the_cuts_made_on_demand_the_last_ones_asked_for_outlive_the_process(chain, tmp_path, monkeypatch):
+    monkeypatch.setattr(cloud.segments, "CUTS_KEPT", 2)
+    segments, *_ = house(tmp_path, Bench())
+    model = await segments.prepare(chain.digest, chain.path, {})
+    await segments.close()
+    candidate = model.card.cuts[0].id
+    for age_s, name in enumerate(("aaaaaaaaaaaa", "bbbbbbbbbbbb", "cccccccccccc")):
+        for file in (f"{name}.json", f"{name}.head.onnx", f"{name}.tail.onnx"):
+            (model.folder / file).write_text("{}")
+        os.utime(model.folder / f"{name}.json", (1000 - age_s, 1000 - age_s))  # c was asked for first
+    again, *_ = house(tmp_path, Bench())
+    model = await again.prepare(chain.digest, chain.path, {})
+    await again.close()
+    assert not list(model.folder.glob("cccccccccccc.*"))
+    assert {path.name[0] for path in model.folder.glob("[ab]*.json") if len(path.stem) == 12} >= {"a", "b"}
+    assert model.head(candidate).exists()
+    assert model.tail(candidate).exists()
+
+
+async def test_a_model_of_which_every_cut_is_asked_for_has_a_bound(chain, tmp_path, monkeypatch):
+    monkeypatch.setattr(cloud.segments, "CUTS_MAX", 1)
+    segments, *_ = house(tmp_path, Bench())
+    model = await segments.prepare(chain.digest, chain.path, {})
+    (model.folder / "aaaaaaaaaaaa.json").write_text("{}")
+    bitmap = "0" * (2 * ((model.card.nodes + 7) // 8))
+    with pytest.raises(CompanionRefused, match="1 cuts of this model") as refused:
+        await segments.cut(model, CutId("bbbbbbbbbbbb"), bitmap)
+    assert refused.value.code == "BUDGET_EXCEEDED"
     await segments.close()
