@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 import weakref
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,6 +66,8 @@ RETRY_CAP_S: Final = 30.0
 """A companion that is short of disk or memory is asked now and then, not pressed."""
 METERED_LOOK_S: Final = 10.0
 """A model that waits for metered bytes looks so often whether there are some: a month begins."""
+ASKED_RATIO_MAX: Final = 3.0
+"""How many times a model's bytes a companion may ask for on one connection: once, and again after a loss."""
 GOLDEN_BYTES_MAX: Final = 1 << 26
 LASTING: Final = frozenset(
     {
@@ -117,6 +120,8 @@ class Openings:
         """Who waits for the answer to what."""
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         """By digest: two names may serve one model, and its answers say only the digest."""
+        self._asked_bytes: Counter[str] = Counter()
+        """Digest → what the companion wanted to be sent so far."""
 
     def begin(self, model: ServedModel) -> None:
         """Share this model, in place of what had its name before."""
@@ -236,6 +241,13 @@ class Openings:
         lengths = need.lengths or tuple(sizes.get(name, 0) - start for name, start in need.missing)
         if len(lengths) != len(need.missing):
             raise RemoteProtocolError(f"the companion wants {len(need.missing)} parts and gives {len(lengths)} lengths")
+        self._asked_bytes[model.digest] += sum(lengths)
+        if (asked := self._asked_bytes[model.digest]) > ASKED_RATIO_MAX * max(sum(sizes.values()), CHUNK_BYTES):
+            raise CompanionRefused(
+                "UNSUPPORTED",
+                f"the companion has asked for {asked} bytes of a model of {sum(sizes.values())}: it does not keep what "
+                "it is sent; look at its log",
+            )
         folder, left_bytes = Path(model.card.path).parent, sum(lengths)
         piece_bytes = min(CHUNK_BYTES, self._channel.peer_hello.max_message_bytes - CHUNK_METADATA_BYTES)
         for (name, start), length in zip(need.missing, lengths, strict=True):

@@ -211,6 +211,22 @@ async def test_a_model_is_sent_in_pieces_that_the_companion_takes(tmp_path: Path
     assert world.count(ModelChunk) == 5  # of at most 61,440 bytes
 
 
+async def test_a_companion_that_asks_for_a_model_again_and_again_is_not_obeyed_for_ever(tmp_path: Path) -> None:
+    """In real time: a thread reads the file."""
+    size = 600_000
+
+    def wants_it_again(offer: ModelOffer, before: int) -> Sequence[Message]:
+        return [ModelNeed(digest=offer.digest, missing=(("model.onnx", 0),)) for _ in range(9)]
+
+    world = World(tmp_path, on_offer=wants_it_again)
+    async with running(world, model(tmp_path, file_bytes=size)):
+        async with asyncio.timeout(30):
+            while "does not keep what it is sent" not in world.why():  # noqa: ASYNC110
+                await asyncio.sleep(0)
+    assert world.count(ModelOffer) == 2  # the second one names its chunks
+    assert world.count(ModelChunk) <= 3 * 3  # three pieces, three times
+
+
 @pytest.mark.parametrize("code", ["OVERLOADED", "INTERNAL", "STORAGE_FAILED"])
 def test_a_cut_that_fails_for_now_keeps_no_other_back_and_is_tried_again(tmp_path: Path, code: str) -> None:
     def busy_with_b(wanted: SegmentOpen, before: int) -> Sequence[Message]:
