@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from split.profiles.address import HostPort
+from split.profiles.device import device_names
 from split.profiles.load import load_yaml
 
 _Bytes = Annotated[int, msgspec.Meta(ge=1)]
@@ -111,9 +112,14 @@ class AgentConfig(_Section, frozen=True, kw_only=True):
     workbench: Workbench = Workbench()
     link: Link = Link()
     power: Power = Power()
+    device: str | None = None
+    """Profile whose power figures hold for this board (`profiles/devices`). Off: recognised by its device tree, else
+    the generic one of its architecture; what the board measures itself goes before."""
     emulation: Emulation = Emulation()
 
     def __post_init__(self) -> None:
+        if self.device is not None and self.device not in device_names():
+            raise ValueError(f"there is no device profile {self.device!r}; there are {', '.join(device_names())}")
         if self.mqtt is not None:
             raise ValueError("mqtt is not in this version; set it to null or leave it out")
         if self.companions and self.identity is None:

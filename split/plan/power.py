@@ -9,6 +9,9 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from split.profiles.device import DeviceProfile
+from split.profiles.radio import RATE_MAX_MBIT_S, Radio
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Power:
@@ -41,3 +44,49 @@ class Power:
 
 NO_POWER: Final = Power(compute_w=0.0, send_w=0.0, receive_w=0.0, wait_w=0.0, measured=False, source="")
 """Nothing is known of this device's power: every plan costs 0 J, so energy decides nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerModel:
+    """What a device draws, before it is known how fast its link is."""
+
+    compute_w: float
+    """As `Power.compute_w`."""
+    radio: Radio | None
+    """Of the link to the companion; None: nothing leaves by a radio (no companion yet, or on the same host)."""
+    measured: bool
+    source: str
+
+    def at(self, up_mbit_s: float, down_mbit_s: float) -> Power:
+        """While bytes cross at these rates, Mbit/s: base + slope × rate (Huang et al., MobiSys 2012, eq. 1)."""
+        radio = self.radio
+        if radio is None:
+            return Power(
+                compute_w=self.compute_w,
+                send_w=0.0,
+                receive_w=0.0,
+                wait_w=0.0,
+                measured=self.measured,
+                source=self.source,
+            )
+        return Power(
+            compute_w=self.compute_w,
+            send_w=radio.base_w + radio.send_w_per_mbit_s * min(up_mbit_s, RATE_MAX_MBIT_S),
+            receive_w=radio.base_w + radio.receive_w_per_mbit_s * min(down_mbit_s, RATE_MAX_MBIT_S),
+            wait_w=radio.wait_w,
+            measured=self.measured,
+            source=self.source,
+        )
+
+
+def modelled(device: DeviceProfile | None, threads: int, radio: Radio | None) -> PowerModel:
+    """From a profile: the share of busy − idle that falls to so many threads (`DeviceProfile.busy_share`)."""
+    if device is None or device.power is None:
+        return PowerModel(compute_w=0.0, radio=None, measured=False, source="")
+    span_w = device.power.busy_w - device.power.idle_w
+    return PowerModel(
+        compute_w=span_w * device.busy_share(threads),
+        radio=radio,
+        measured=False,
+        source=f"modelled: {device.name}, {span_w:g} W between idle and all cores busy",
+    )

@@ -55,7 +55,7 @@ class CoreGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """One device as it presents itself; all of it but the memory goes into `digest`."""
+    """One device as it presents itself; `digest` says what of it costs depend on."""
 
     board: str
     """From the device tree or DMI; empty where there is neither."""
@@ -75,6 +75,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """Frequency policies in force."""
     memory_bytes: int
     """Of the device, or what the cgroup allows if that is less; 0 where unknown."""
+    compatible: tuple[str, ...] = ()
+    """`compatible` of the device tree: board and processor by their makers, the closest first."""
 
     @property
     def digest(self) -> str:
@@ -106,7 +108,7 @@ def read_machine(root: Path = Path("/")) -> Machine:
     limits = [n for n in (meminfo_bytes(root, "MemTotal"), memory_limit_bytes(root)) if n is not None]
     policies = root.glob("sys/devices/system/cpu/cpu*/cpufreq/scaling_governor")
     return Machine(
-        board=_text(root / "proc/device-tree/model") or _text(root / "sys/class/dmi/id/product_name"),
+        board=_tree(root, "model") or _text(root / "sys/class/dmi/id/product_name"),
         architecture=_architecture(cpus),
         cpu_model=_cpu_model(cpus),
         cpu_features=_cpu_features(cpus),
@@ -116,6 +118,7 @@ def read_machine(root: Path = Path("/")) -> Machine:
         threads=usable_threads(root),
         governors=tuple(sorted({_text(policy) for policy in policies})),
         memory_bytes=min(limits, default=0),
+        compatible=tuple(filter(None, _tree(root, "compatible").split("\0"))),
     )
 
 
@@ -126,6 +129,11 @@ def meminfo_bytes(root: Path, field: str) -> int | None:
         if name == field and (words := value.split()) and words[0].isdigit():
             return int(words[0]) * 1024
     return None
+
+
+def _tree(root: Path, node: str) -> str:
+    """A node of the device tree's root; /proc/device-tree is a link to where the firmware's tree lies in /sys."""
+    return _text(root / "proc/device-tree" / node) or _text(root / "sys/firmware/devicetree/base" / node)
 
 
 def _cpus(root: Path) -> list[dict[str, str]]:

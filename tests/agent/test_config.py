@@ -69,6 +69,7 @@ def test_companions_need_an_identity_and_its_paths_are_relative_to_the_file(tmp_
         ("emulation: {slowdown: 0.5}\n", 4, "emulation.slowdown: expected float >= 1.0, got 0.5"),
         ("emulation: {slowdown: .inf}\n", 4, "emulation.slowdown: expected float <= 1000.0, got inf"),
         ("power: {battery_ratio_min: 20}\n", 4, "power.battery_ratio_min: expected float <= 1.0, got 20"),
+        ("device: raspberry-pi-17\n", 1, "there is no device profile 'raspberry-pi-17'; there are ascend-310"),
         ("link: {price_per_gb: -1}\n", 4, "link.price_per_gb: expected float >= 0.0, got -1"),
         ("mqtt: {host: broker}\n", 1, "mqtt is not in this version"),
         ("workbench: {timeout_s: 0}\n", 4, "workbench.timeout_s: expected float >= 1.0, got 0"),

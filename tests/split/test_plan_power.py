@@ -6,7 +6,9 @@ import math
 
 import pytest
 
-from split.plan.power import NO_POWER, Power
+from split.plan.power import NO_POWER, Power, PowerModel, modelled
+from split.profiles.device import load_device
+from split.profiles.radio import RADIOS, LinkKind
 
 LTE_PHONE = Power(compute_w=4.0, send_w=2.5, receive_w=1.5, wait_w=1.0, measured=False, source="by hand")
 
@@ -27,3 +29,35 @@ def test_a_device_of_which_nothing_is_known_costs_nothing_and_says_so() -> None:
 def test_watts_that_are_no_watts_cannot_be_built(watts: float) -> None:
     with pytest.raises(AssertionError, match="send_w must be watts"):
         Power(compute_w=0.0, send_w=watts, receive_w=0.0, wait_w=0.0, measured=False, source="x")
+
+
+def test_sending_over_lte_draws_what_the_paper_says() -> None:
+    # Huang et al. 2012, table 4: 438.39 mW × 5 Mbit/s + 1288.04 mW up, 51.97 mW × 13 Mbit/s + 1288.04 mW down.
+    power = PowerModel(compute_w=3.0, radio=RADIOS[LinkKind.LTE], measured=True, source="x").at(5.0, 13.0)
+    assert power.send_w == pytest.approx(3.47999)
+    assert power.receive_w == pytest.approx(1.96365)
+    assert power.wait_w == pytest.approx(1.06)
+    assert (power.compute_w, power.measured, power.source) == (3.0, True, "x")
+
+
+def test_beyond_what_was_measured_the_radio_draws_no_more() -> None:
+    model = PowerModel(compute_w=0.0, radio=RADIOS[LinkKind.WIFI], measured=False, source="x")
+    assert model.at(1000.0, 1000.0) == model.at(20.0, 20.0)
+    assert model.at(1000.0, 0.0).send_w == pytest.approx(0.13286 + 20 * 0.28317)
+
+
+def test_without_a_radio_only_computing_costs() -> None:
+    power = PowerModel(compute_w=3.0, radio=None, measured=False, source="x").at(5.0, 5.0)
+    assert (power.send_w, power.receive_w, power.wait_w) == (0.0, 0.0, 0.0)
+
+
+def test_a_profile_gives_the_share_of_the_cores_that_compute() -> None:
+    # Raspberry Pi 5: 11 W busy, 3 W idle, three of four cores.
+    model = modelled(load_device("raspberry-pi-5"), 3, None)
+    assert model.compute_w == pytest.approx(8.0 * 3 / 4)
+    assert not model.measured
+    assert model.source.startswith("modelled: raspberry-pi-5")
+
+
+def test_a_device_without_a_profile_has_no_power() -> None:
+    assert modelled(None, 4, RADIOS[LinkKind.LTE]).at(5.0, 5.0) == NO_POWER
