@@ -20,8 +20,9 @@ from split.ids import CutId
 from split.plan.decide import LOCAL_ROW, REQUEST_METADATA_BYTES, decide
 from split.plan.estimate import CloudQueue, Drift, Residual
 from split.plan.link import Link
-from split.plan.observation import Flags, Floats, Metered, Observation, Opening, RemoteView
+from split.plan.observation import Flags, Floats, LinkEstimate, Metered, Observation, Opening, RemoteView
 from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
+from split.plan.power import NO_POWER_MODEL, Power, PowerModel
 from split.plan.probing import Probing
 from split.plan.scaling import Ratio
 from split.plan.table import Column, PlanTable
@@ -107,6 +108,7 @@ class Planner:
     `slowdown`: `emulation.slowdown`, what the worker stretches every device stage by.
     `probe_bytes_per_hour`: what probes and pings may cost while nothing else informs about the link.
     `metered`: asked at each decision, what may still cross the link this month; None where nothing is metered.
+    `power`, `battery_low`: asked at each decision, what the device draws, and whether its battery is nearly empty.
     """
 
     def __init__(
@@ -115,8 +117,12 @@ class Planner:
         slowdown: float = 1.0,
         probe_bytes_per_hour: int = 2_000_000,
         metered: Callable[[], Metered | None] = lambda: None,
+        power: Callable[[], PowerModel] = lambda: NO_POWER_MODEL,
+        battery_low: Callable[[], bool] = lambda: False,
     ) -> None:
         self._metered = metered
+        self._power_model = power
+        self._battery_low = battery_low
         self._slowdown = slowdown
         self._probing = Probing(probe_bytes_per_hour)
         self._heard_at_s = -math.inf
@@ -386,6 +392,10 @@ class Planner:
         self._probing.spend_at_most(math.inf if metered is None else metered.probe_bytes_per_hour)
         return self._probing.wanted(self._link.estimate(now_s), surprised=self._link.surprised, now_s=now_s)
 
+    def power(self, now_s: float) -> Power:
+        """What the device draws above idle, at the link's rates as estimated now."""
+        return _at_rates(self._power_model(), self._link.estimate(now_s))
+
     # -- status -------------------------------------------------------------------------------------------------------
 
     def snapshot(self, now_s: float) -> dict[str, Any]:
@@ -440,6 +450,7 @@ class Planner:
 
     def _observation(self, model: _Model, edge_queue_ms: float, now_s: float) -> Observation:
         why_not = self._why_local(model)
+        remote, power = None if why_not else self._remote(model, now_s), self._power_model()
         return Observation(
             edge_queue_ms=edge_queue_ms,
             slowdown=self._slowdown,
@@ -449,10 +460,12 @@ class Planner:
             image_ratio=model.image.ratio,
             codec_ratio=model.codec.ratio,
             reply_ratio=model.reply.ratio,
-            remote=None if why_not else self._remote(model, now_s),
+            remote=remote,
             remote_why_not=why_not,
             incumbent=model.incumbent,
             opening=model.opening(),
+            power=_at_rates(power, None if remote is None else remote.link),
+            battery_low=self._battery_low(),
         )
 
     def _observe_link(self, up_bytes: int, down_bytes: int, network_ms: float, now_s: float) -> None:
@@ -476,6 +489,13 @@ class Planner:
             metered_left_bytes=math.inf if metered is None else metered.left_bytes,
             ahead_bytes=self._ahead_bytes(),
         )
+
+
+def _at_rates(power: PowerModel, link: LinkEstimate | None) -> Power:
+    """What the device draws while bytes cross at the estimated rates; without a link none do."""
+    if link is None:
+        return power.at(0.0, 0.0)
+    return power.at(0.008 / link.up_ms_per_byte, 0.008 / link.down_ms_per_byte)
 
 
 def _segment(plan: Plan) -> CutId | Placement:

@@ -79,10 +79,14 @@ class PowerModel:
         )
 
 
+NO_POWER_MODEL: Final = PowerModel(compute_w=0.0, radio=None, measured=False, source="")
+"""`NO_POWER` at any rate."""
+
+
 def modelled(device: DeviceProfile | None, threads: int, radio: Radio | None) -> PowerModel:
     """From a profile: the share of busy − idle that falls to so many threads (`DeviceProfile.busy_share`)."""
     if device is None or device.power is None:
-        return PowerModel(compute_w=0.0, radio=None, measured=False, source="")
+        return NO_POWER_MODEL
     span_w = device.power.busy_w - device.power.idle_w
     return PowerModel(
         compute_w=span_w * device.busy_share(threads),

@@ -19,10 +19,12 @@ from split.graph.growth import CutGrowth, Elements, Extent, Growth, Step
 from split.ids import CutId, ModelDigest
 from split.plan.observation import Metered
 from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate, RequestFacts
+from split.plan.power import NO_POWER, PowerModel
 from split.plan.probing import PING_BYTES, PROBE_BYTES
 from split.profiles.contract import Contract, Data, Fidelity, InputContract
 from split.profiles.image_spec import ImageSpec
 from split.profiles.measured import CodecCosts, CutCosts, ModelProfile
+from split.profiles.radio import RADIOS, LinkKind
 from split.tensor import TensorSpec
 
 CUT = CutId("aaaaaaaaaaaa")
@@ -127,6 +129,23 @@ def test_before_a_companion_everything_runs_here() -> None:
     planner = knowing_planner()
     assert choose(planner).chosen.plan == LOCAL
     assert planner.local_only_reason("m") == "no companion is connected yet"
+
+
+def test_power_is_that_of_the_radio_at_the_rates_of_the_link() -> None:
+    lte = PowerModel(compute_w=4.0, radio=RADIOS[LinkKind.LTE], measured=False, source="modelled: x")
+    planner = knowing_planner(power=lambda: lte)
+    planner.connected(max_message_bytes=1 << 28)
+    for n in range(40):  # 8 Mbit/s both ways: a byte takes 1 µs; 10 ms round trip
+        planner.observe_transfer(200_000, 200_000, 10.0 + 400.0, n * 1.0)
+        planner.observe_transfer(400_000, 50_000, 10.0 + 450.0, n * 1.0 + 0.5)
+    power = planner.power(40.0)
+    assert power.send_w == pytest.approx(1.28804 + 8 * 0.43839, rel=0.1)
+    assert power.receive_w == pytest.approx(1.28804 + 8 * 0.05197, rel=0.1)
+    assert (power.compute_w, power.source) == (4.0, "modelled: x")
+
+
+def test_a_planner_that_was_told_nothing_of_power_counts_no_joules() -> None:
+    assert connected_planner().power(1.0) == NO_POWER
 
 
 def test_an_unknown_model_is_refused_by_name() -> None:
