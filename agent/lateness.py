@@ -2,8 +2,9 @@
 
 `split.plan.slack.latest_starts` says by when each local finish must start, given that they share one worker. One that
 the worker could not start by then, because of what it has to do before, begins at once; and work that enters the worker
-later is let in behind the finishes that it would make late (`make_room`). Not a judgement on the companion: only a
-clock.
+later is let in behind the finishes that it would make late (`make_room`). Where it pays to begin earlier
+(`split.plan.hedging` says from when on), that is done as soon as the worker is free, one at a time. Not a judgement on
+the companion: only a clock.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class _Watched:
     deadline_at_s: float
     reserved_ms: float
     give_up_at_s: float
+    hedge_at_s: float
 
 
 class Lateness:
@@ -50,8 +52,10 @@ class Lateness:
         local_ms: float,
         timeout_ms: float | None,
         begin: Callable[[], Finish],
+        hedge_after_ms: float = math.inf,
     ) -> asyncio.Future[Finish]:
-        """`local_ms`: what the device would need; `timeout_ms`: bound on the wait inside the deadline (None: none).
+        """`local_ms`: what the device would need; `timeout_ms`: bound on the wait inside the deadline (None: none);
+        `hedge_after_ms`: from then on the finish begins while the worker has nothing else to do.
 
         `begin` hands the finish to the worker, at once and without waiting; it is called at most once. What it returns
         is the result of the future given here, what it raises that future's exception.
@@ -64,6 +68,7 @@ class Lateness:
             deadline_at_s=deadline_at_s,
             reserved_ms=reserved_ms(local_ms, (deadline_at_s - now_s) * 1000),
             give_up_at_s=math.inf if timeout_ms is None else now_s + timeout_ms / 1000,
+            hedge_at_s=now_s + hedge_after_ms / 1000,
         )
         begun = self._watched[key].begun
         self.make_room(math.inf if self._closed else 0.0)
@@ -112,17 +117,24 @@ class Lateness:
         behind_at_s = free_at_s + entering_ms / 1000
         starts = latest_starts(now_s, [(k, w.deadline_at_s, w.reserved_ms) for k, w in self._watched.items()])
         due, next_at_s = [], math.inf
-        for key, watched in list(self._watched.items()):
+        hedged: str | None = None
+        for key, watched in self._watched.items():
             could_at_s = behind_at_s if watched.deadline_at_s <= deadline_at_s else free_at_s
             begin_at_s = min(now_s if starts[key] < could_at_s else starts[key], watched.give_up_at_s)
             if begin_at_s <= now_s + EARLY_S:
-                due.append(self._watched.pop(key))
-            next_at_s = min(next_at_s, begin_at_s)
+                due.append(key)
+            elif (hedge_at_s := max(watched.hedge_at_s, behind_at_s)) <= now_s + EARLY_S:
+                if hedged is None or watched.deadline_at_s < self._watched[hedged].deadline_at_s:
+                    hedged = key
+            else:
+                next_at_s = min(next_at_s, begin_at_s, hedge_at_s)
+        if hedged is not None and not due:
+            due.append(hedged)
         if self._timer is not None:
             self._timer.cancel()
         wanted = self._watched and not due
         self._timer = loop.call_at(next_at_s, self.make_room) if wanted else None
-        return due
+        return [self._watched.pop(key) for key in due]
 
 
 def _begin(watched: _Watched) -> None:

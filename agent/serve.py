@@ -3,7 +3,7 @@
     decide ─┬─ local    whole model on the worker
             ├─ split    head on the worker → encode → companion runs the tail → reply (a batch: in parts, parts.py)
             └─ offload  the input travels  → companion runs it all          → reply
-                   └─ late or failed: what is missing runs here, from the boundary that is already there
+                   └─ late, failed or overdue: what is missing runs here, from the boundary that is already there
 
 Exactly one answer leaves, by the deadline or as a typed error. Deciding lives in the planner, running in compute,
 sending in the uplink; this file only says in which order, and what happens when something does not come.
@@ -12,8 +12,9 @@ sending in the uplink; this file only says in which order, and what happens when
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable
-from typing import Any
+from typing import Any, Final
 
 from agent.afterwards import Afterwards
 from agent.compute import Compute, Job
@@ -27,8 +28,10 @@ from agent.uplink import Uplink
 from agent.waiting import Asked, RemoteReply
 from split.errors import DeadlineExceeded, EngineFailed, IsthmusError, ModelUnavailable, UnknownModel
 from split.ids import OFFLOAD_CUT, CutId
+from split.plan.hedging import HEDGING, Replies, hedge_after_ms
 from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate
-from split.plan.slack import reserved_ms
+from split.plan.predict import QUANTILE_SIGMAS
+from split.plan.slack import MARGIN_MS, reserved_ms
 from split.runtime.engine import Segment
 from split.tensor import Tensors
 from split.wire.messages import Infer, Priority
@@ -39,6 +42,9 @@ UNPROFILED = Decision(
     reason="this model is not measured yet: until it is, it runs here",
     candidates=1,
 )
+
+REPLY_STAGES: Final = ("up", "cloud_queue", "cloud_decode", "tail", "down", "decode")
+"""What lies between a request's last byte handed over and its reply."""
 
 
 class Serve:
@@ -53,6 +59,9 @@ class Serve:
         self._lateness = lateness
         self._journal = journal
         self._afterwards = Afterwards()
+        self._replies = Replies()
+        self._turns_ms: dict[str, float] = {}
+        """By request that waits for the companion: how much longer one behind it waits."""
 
     def settle_books(self) -> None:
         """Before journal or planner are read: what was answered until now is in them."""
@@ -221,7 +230,9 @@ class Serve:
             wait_s = min(wait_s, timeout_ms / 1000)
         await asyncio.wait((remote,), timeout=max(wait_s, 0.0))
         if not remote.done():
-            raise DeadlineExceeded(f"{self._silence(request, decision)}, and fallback.strategy is fail")
+            raise DeadlineExceeded(
+                f"{self._silence(request, decision, decision.chosen.risk_ms)}, and fallback.strategy is fail"
+            )
         return remote.result()
 
     async def _first_answer(
@@ -229,19 +240,31 @@ class Serve:
     ) -> Outcome:
         """The companion's reply if it comes in time; otherwise whichever of it and the local finish is first. A
         connection that is lost begins the finish, and beside it the uplink may send the request again."""
+        sent_at_s, finish_ms = _now(), self._finish_ms(request, prepared)
+        stages_ms = decision.chosen.stages_ms
+        # The deviation is that of the whole prediction, whose device stages are over: a little too large.
+        sigma_ms = (decision.chosen.risk_ms - decision.chosen.predicted_ms) / QUANTILE_SIGMAS
+        expected_ms = sum(stages_ms[stage] for stage in REPLY_STAGES) + sum(self._turns_ms.values())
+        self._turns_ms[request.id] = max(stages_ms[stage] for stage in REPLY_STAGES)
+        hedge_ms = self._hedge_after_ms(request, expected_ms, sigma_ms, finish_ms)
+        # A reply that is later than the answer of a hedge would be says something about the companion.
+        overdue_ms = decision.chosen.risk_ms
+        if hedge_ms < math.inf:
+            overdue_ms = max(overdue_ms, _since_ms(request) + hedge_ms + finish_ms)
         late = self._lateness.watch(
             request.id,
             deadline_at_s=request.deadline_at_s,
-            local_ms=self._finish_ms(request, prepared),
+            local_ms=finish_ms,
             timeout_ms=request.model.contract.behaviour.fallback.timeout_ms,
             begin=lambda: self._begin(request, prepared),
+            hedge_after_ms=hedge_ms,
         )
         remote = asked.reply
         local: asyncio.Future[Outcome] | None = None
         try:
             await asyncio.wait((remote, asked.lost, late), return_when=asyncio.FIRST_COMPLETED)
             if not _succeeded(remote):
-                why = self._why_here(request, decision, asked)
+                why = self._why_here(request, decision, asked, overdue_ms)
                 self._lateness.hurry(request.id)
                 asked.here_at_s = _now() + self._compute.queue_ms / 1000
                 local = asyncio.ensure_future(self._locally(request, decision, prepared, fallback=why, begun=late))
@@ -249,24 +272,48 @@ class Serve:
                     running = [one for one in (local, remote) if not one.done()]
                     await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             if local is None or _succeeded(remote):
+                self._replies.came((_now() - sent_at_s) * 1000, expected_ms, sigma_ms)
                 return await self._remotely(request, decision, prepared, remote.result())
+            self._replies.overtaken((_now() - sent_at_s) * 1000, expected_ms, sigma_ms)
+            if not (remote.done() or asked.lost.done()):
+                self._blame(request, overdue_ms)
             return local.result()
         finally:
+            del self._turns_ms[request.id]
             self._lateness.forget(request.id)
             if local is not None:
                 local.cancel()
             if not late.cancelled() and late.exception() is None:
                 late.result().cancel()
 
-    def _why_here(self, request: InferenceRequest, decision: Decision, asked: Asked) -> str:
+    def _hedge_after_ms(
+        self, request: InferenceRequest, expected_ms: float, sigma_ms: float, finish_ms: float
+    ) -> float:
+        """When, from now on, the finish begins though it need not yet: the request's bytes have just left."""
+        behaviour = request.model.contract.behaviour
+        return hedge_after_ms(
+            self._replies,
+            HEDGING[behaviour.service_class],
+            expected_ms=expected_ms,
+            sigma_ms=sigma_ms,
+            finish_ms=finish_ms,
+            late_after_ms=(request.deadline_at_s - _now()) * 1000 - MARGIN_MS,
+            may_gain_time=behaviour.weights.energy <= behaviour.weights.latency,
+        )
+
+    def _why_here(self, request: InferenceRequest, decision: Decision, asked: Asked, overdue_ms: float) -> str:
         if asked.lost.done():
             return asked.lost.result()
-        return str(asked.reply.exception()) if asked.reply.done() else self._silence(request, decision)
+        return str(asked.reply.exception()) if asked.reply.done() else self._silence(request, decision, overdue_ms)
 
-    def _silence(self, request: InferenceRequest, decision: Decision) -> str:
-        """No reply yet. Only one that is overdue says something about the companion: a busy device finishes early."""
-        if _since_ms(request) >= decision.chosen.risk_ms:
+    def _blame(self, request: InferenceRequest, overdue_ms: float) -> None:
+        """There is no reply. Only one that is overdue says something about the companion: a device may be early, too,
+        because it is busy, or because it is not."""
+        if _since_ms(request) >= overdue_ms:
             self._uplink.suspect()
+
+    def _silence(self, request: InferenceRequest, decision: Decision, overdue_ms: float) -> str:
+        self._blame(request, overdue_ms)
         return f"no reply from the companion in time for {decision.chosen.plan} (after {_since_ms(request):.0f} ms)"
 
     def _begin(self, request: InferenceRequest, prepared: Prepared) -> Job[Finished]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ def watch(
     deadline_at_s: float = 1.0,
     timeout_ms: float | None = None,
     begin: Callable[[], asyncio.Future[Any]] | None = None,
+    hedge_after_ms: float = math.inf,
 ) -> asyncio.Future[asyncio.Future[Any]]:
     """One request whose local finish takes 100 ms; by default nothing begins but the clock."""
     return late.watch(
@@ -33,6 +35,7 @@ def watch(
         local_ms=100.0,
         timeout_ms=timeout_ms,
         begin=begin or asyncio.get_running_loop().create_future,
+        hedge_after_ms=hedge_after_ms,
     )
 
 
@@ -186,5 +189,59 @@ def test_a_forgotten_request_gives_its_time_to_the_others() -> None:
         late.forget("b")
         assert other.cancelled()
         assert await rings_at(ring) == pytest.approx(1.0 - 0.158)
+
+    run_in_virtual_time(story())
+
+
+def test_a_finish_that_pays_earlier_begins_then_and_not_before() -> None:
+    async def story() -> None:
+        late = Lateness(queue_ms=lambda: 0.0)
+        assert await rings_at(watch(late, hedge_after_ms=300.0)) == pytest.approx(0.3)
+
+    run_in_virtual_time(story())
+
+
+@pytest.mark.parametrize(("free_at_s", "rings_at_s"), [(0.2, 0.3), (0.5, 0.5)])
+def test_it_waits_until_the_worker_is_free(free_at_s: float, rings_at_s: float) -> None:
+    async def story() -> None:
+        late = Lateness(queue_ms=lambda: max(free_at_s - asyncio.get_running_loop().time(), 0.0) * 1000)
+        assert await rings_at(watch(late, hedge_after_ms=300.0)) == pytest.approx(rings_at_s)
+
+    run_in_virtual_time(story())
+
+
+def test_on_a_worker_that_is_never_free_it_begins_when_it_must() -> None:
+    async def story() -> None:
+        late = Lateness(queue_ms=lambda: 50.0)
+        # 158 ms before 1 s it must run, which takes 50 ms of waiting first
+        assert 1.0 - 0.158 - 2 * 0.050 <= await rings_at(watch(late, hedge_after_ms=300.0)) <= 1.0 - 0.158
+
+    run_in_virtual_time(story())
+
+
+def test_of_several_that_pay_earlier_one_begins_at_a_time_the_earliest_deadline_first() -> None:
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        free_at_s = 0.0
+        began: list[tuple[str, float]] = []
+
+        def begin(key: str) -> asyncio.Future[Any]:
+            nonlocal free_at_s
+            began.append((key, round(loop.time(), 3)))
+            free_at_s = loop.time() + 0.1
+            return loop.create_future()
+
+        late = Lateness(queue_ms=lambda: max(free_at_s - loop.time(), 0.0) * 1000)
+        deadlines_s = {"b": 2.0, "a": 1.5, "c": 2.5}
+        rings = [
+            watch(late, key, deadline_at_s=at_s, hedge_after_ms=200.0, begin=lambda key=key: begin(key))  # type: ignore[misc]  # bound early
+            for key, at_s in deadlines_s.items()
+        ]
+        await asyncio.sleep(0.35)
+        assert began == [("a", 0.2), ("b", 0.3)]
+        late.forget("c")  # answered
+        await asyncio.sleep(3.0)
+        assert len(began) == 2
+        assert [ring.done() for ring in rings] == [True, True, True]
 
     run_in_virtual_time(story())

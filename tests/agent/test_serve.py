@@ -46,7 +46,7 @@ from split.errors import (
 from split.ids import CutId, ModelName
 from split.oip.options import RequestOptions
 from split.plan.plan import LOCAL, Placement, Plan
-from split.profiles.contract import Behaviour, Contract, Fallback, Retry
+from split.profiles.contract import Behaviour, Contract, Fallback, Retry, Weights
 from split.profiles.measured import CodecCosts, CutCosts, ModelProfile
 from split.runtime.engine import Segment
 from split.runtime.segment import OrtEngine
@@ -88,6 +88,8 @@ HEAD_MS, TAIL_MS, WHOLE_MS = 40.0, 60.0, 100.0
 ROW_MS = 30.0
 """The companion's time for a row, where requests are batches."""
 MUST_COME = Contract(behaviour=Behaviour(fallback=Fallback(strategy="fail")))
+BRONZE = Contract(behaviour=Behaviour(service_class="bronze"))
+"""Never finished here before the latest start."""
 SENT_ONCE = Contract(behaviour=Behaviour(retry=Retry(attempts=1)))
 HELLO = Hello(major=1, minor=0, agent="test", runtime="test", max_message_bytes=1 << 20, codecs=("raw",))
 
@@ -444,13 +446,95 @@ def test_a_companion_that_fails_loses_no_request(tmp_path: Path, fault: Behaviou
 
 def test_a_silent_companion_is_overtaken_early_enough_for_the_deadline(tmp_path: Path) -> None:
     async def story() -> None:
-        async with Lab(tmp_path, behave=says_nothing) as lab:
+        async with Lab(tmp_path, behave=says_nothing, contract=BRONZE) as lab:
             outcome = await lab.ask(deadline_ms=500.0)
             assert_right(outcome)
             assert "no reply" in outcome.fallback
             # started at D − tail − margin: 8 ms, 5 % of the tail, 5 % of the 400 ms beyond; not right after the head
             assert outcome.total_ms == pytest.approx(500.0 - 8.0 - 3.0 - 20.0, abs=0.5)
             await lab.until(lambda: lab.cancelled == [lab.request.id])
+
+    run_in_virtual_time(story())
+
+
+def test_a_reply_that_is_overdue_is_overtaken_by_an_idle_device_long_before_it_must(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=says_nothing) as lab:
+            outcome = await lab.ask(deadline_ms=10_000.0)
+            assert_right(outcome)
+            assert outcome.ran.placement is Placement.LOCAL
+            assert "no reply" in outcome.fallback
+            # not before it is expected, and not after a stall would have passed
+            chosen = outcome.decision.chosen
+            assert outcome.total_ms > chosen.risk_ms + TAIL_MS
+            assert outcome.total_ms < chosen.predicted_ms + 200.0
+            await lab.until(lambda: lab.cancelled == [lab.request.id])
+
+    run_in_virtual_time(story())
+
+
+def test_a_companion_that_answers_as_expected_is_not_overtaken(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=replies_after(0.006)) as lab:
+            for _ in range(20):
+                outcome = await lab.ask()
+                assert outcome.ran.placement is Placement.SPLIT
+            assert lab.compute.took_ms == [HEAD_MS] * 20
+
+    run_in_virtual_time(story())
+
+
+def test_an_overdue_reply_that_comes_first_all_the_same_is_the_one_answer(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=says_nothing) as lab:
+            overtaken = await lab.ask(deadline_ms=10_000.0)
+        begins_ms = overtaken.total_ms - TAIL_MS - HEAD_MS
+        async with Lab(tmp_path, behave=replies_after((begins_ms + TAIL_MS / 2) / 1000)) as lab:
+            outcome = await lab.ask(deadline_ms=10_000.0)
+            assert_right(outcome)
+            assert outcome.ran.placement is Placement.SPLIT
+            assert outcome.fallback == ""
+            await asyncio.sleep(1.0)
+            assert lab.compute.took_ms == [HEAD_MS, TAIL_MS]  # the loser had begun, and nobody got its answer
+            assert lab.journal.counts() == {"requests": 1, "failures": 0, "fallbacks": 0}
+
+    run_in_virtual_time(story())
+
+
+def test_the_objective_that_counts_energy_most_does_nothing_twice_to_be_faster(tmp_path: Path) -> None:
+    contract = Contract(behaviour=Behaviour(weights=Weights(latency=1.0, energy=2.0)))
+
+    async def story() -> None:
+        async with Lab(tmp_path, behave=says_nothing, contract=contract) as lab:
+            outcome = await lab.ask(deadline_ms=1000.0)
+            assert outcome.total_ms == pytest.approx(1000.0 - 8.0 - 3.0 - 45.0, abs=0.5)
+
+    run_in_virtual_time(story())
+
+
+def test_ten_overdue_requests_are_overtaken_one_at_a_time_when_no_head_waits(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=says_nothing) as lab:
+            outcomes = await asyncio.gather(*(lab.ask(deadline_ms=10_000.0) for _ in range(10)))
+            for outcome in outcomes:
+                assert_right(outcome)
+                assert outcome.ran.placement is Placement.LOCAL
+            assert lab.compute.took_ms == [HEAD_MS] * 10 + [TAIL_MS] * 10
+            # a line of heads, one of tails, and what the last one was given time for beside the nine before it
+            assert max(one.total_ms for one in outcomes) < 10 * HEAD_MS + 10 * TAIL_MS + 1000.0
+
+    run_in_virtual_time(story())
+
+
+def test_a_hedge_that_is_early_does_not_blame_the_companion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=says_nothing) as lab:
+            blamed: list[float] = []
+            monkeypatch.setattr(lab.uplink, "suspect", lambda: blamed.append(asyncio.get_running_loop().time()))
+            started_s = asyncio.get_running_loop().time()
+            outcome = await lab.ask(deadline_ms=10_000.0)
+            # only once the device has the answer and the companion has not
+            assert [(at_s - started_s) * 1000 for at_s in blamed] == pytest.approx([outcome.total_ms])
 
     run_in_virtual_time(story())
 
@@ -468,7 +552,7 @@ def test_many_requests_before_a_silent_companion_all_meet_their_deadlines(tmp_pa
 
 
 def test_the_timeout_of_the_contract_bounds_the_wait_inside_the_deadline(tmp_path: Path) -> None:
-    contract = Contract(behaviour=Behaviour(fallback=Fallback(timeout_ms=50.0)))
+    contract = Contract(behaviour=Behaviour(service_class="bronze", fallback=Fallback(timeout_ms=50.0)))
 
     async def story() -> None:
         async with Lab(tmp_path, behave=says_nothing, contract=contract) as lab:
@@ -630,7 +714,7 @@ def test_a_request_that_the_whole_refuses_too_gets_the_error_of_the_whole(
 
 def test_local_work_that_comes_while_a_request_waits_does_not_make_its_finish_late(tmp_path: Path) -> None:
     async def story() -> None:
-        async with Lab(tmp_path, behave=says_nothing) as lab:
+        async with Lab(tmp_path, behave=says_nothing, contract=BRONZE) as lab:
             waiting = asyncio.create_task(lab.ask(deadline_ms=1000.0))
             # The finish could wait until 1 s − (63 + 8 + 5 % of 900) ms = 0.884; from 0.88 on the worker would be
             # busy for 100 ms.
@@ -647,7 +731,7 @@ def test_local_work_that_comes_while_a_request_waits_does_not_make_its_finish_la
 
 def test_local_work_with_little_time_goes_before_the_finishes_of_those_that_have_more(tmp_path: Path) -> None:
     async def story() -> None:
-        async with Lab(tmp_path, behave=says_nothing) as lab:
+        async with Lab(tmp_path, behave=says_nothing, contract=BRONZE) as lab:
             waiting = [asyncio.create_task(lab.ask(deadline_ms=1000.0)) for _ in range(6)]
             # Six tails, with their margins, are to begin 85 ms from now; without margins there is time for all seven.
             await asyncio.sleep(0.280)
@@ -712,7 +796,7 @@ def test_what_the_worker_has_to_open_for_a_finish_is_a_stage_beside_it(tmp_path:
 
 def test_the_way_out_of_a_request_stays_open_while_it_waits_whatever_else_is_opened(tmp_path: Path) -> None:
     async def story() -> None:
-        async with Lab(tmp_path, behave=says_nothing) as lab:
+        async with Lab(tmp_path, behave=says_nothing, contract=BRONZE) as lab:
             store, whole = lab.model.store, Path(lab.model.card.path)
             head, tail = (lab.model.folder / f"{lab.cut}.{half}.onnx" for half in ("head", "tail"))
             asked = asyncio.ensure_future(lab.ask(deadline_ms=1000.0))
@@ -1091,7 +1175,7 @@ def test_a_silent_companion_is_not_asked_again_until_it_speaks(tmp_path: Path) -
 
 def test_what_waits_for_a_companion_of_which_nothing_is_heard_does_not_wait_for_its_deadline(tmp_path: Path) -> None:
     async def story() -> None:
-        async with Lab(tmp_path, behave=says_nothing) as lab:
+        async with Lab(tmp_path, behave=says_nothing, contract=BRONZE) as lab:
             lab.intake = Intake(default_deadline_ms=60_000, room=Room(1 << 20))
             channel = lab.uplink._channel
             assert isinstance(channel, MemoryChannel)
@@ -1273,7 +1357,7 @@ def test_requests_follow_each_other_at_the_pace_of_the_slowest_stage(
     tmp_path: Path, slowest: str, link_ms: float, companion_ms: float
 ) -> None:
     async def story() -> None:
-        async with Lab(tmp_path, behave=replies_after(companion_ms / 1000)) as lab:
+        async with Lab(tmp_path, behave=replies_after(companion_ms / 1000), contract=BRONZE) as lab:
             channel = lab.uplink._channel
             assert isinstance(channel, MemoryChannel)
             sent = [channel.sent_bytes]
