@@ -70,6 +70,7 @@ FORBIDDEN: Final[dict[str, dict[str, str]]] = {
     },
     "split/systemd.py": {"split": "it knows nothing of ours", "agent": LOWER, "cloud": LOWER} | _NO_MODEL_TOOLS,
     "agent": {"cloud": SIDES, "onnxruntime": "only split/runtime imports the runtime"} | _NO_MODEL_TOOLS,
+    "agent/replay": dict.fromkeys(_EFFECTFUL, PURE),
     "cloud": {"agent": SIDES, "onnxruntime": "only split/runtime imports the runtime"} | _NO_MODEL_TOOLS,
 }
 

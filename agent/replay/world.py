@@ -1,6 +1,6 @@
 """The words of a replay: what there is to choose from, what happens to link and load, what is asked, what came out.
 
-Only values. `course.py` says when bytes are through a link that changes, `simulate.py` lets requests run through it all.
+Only values. `course.py` says when bytes are through a link that changes, `simulate.py` lets requests run through.
 Seconds are simulated ones from 0, milliseconds spans.
 """
 
@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from split.plan.objective import NO_PRICES, Prices
+from split.plan.objective import FREE, Prices
 from split.plan.plan import LOCAL, Plan
 from split.plan.power import NO_POWER, Power
 
@@ -40,8 +40,8 @@ class Stages:
     decode_ms: float = 0.0
     """Of the reply, on the device."""
     finish_ms: float = 0.0
-    """On the device, should the companion fail: the tail, or the whole for offload, preparing the picture included where
-    it travels as it came."""
+    """On the device, should the companion fail: the tail, or the whole for offload; where a picture travels as it
+    came, preparing it included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +100,8 @@ class Outcome:
     """From arrival to answer."""
     stages_ms: Mapping[str, float]
     """Of those that ran: queue, image, head (whole for local), encode, up, cloud_queue, cloud_decode, tail, down,
-    decode, finish. `up` and `down` hold the waiting for the link and half a round trip each. When the companion
-    answered or the plan was local they sum up to `total_ms`."""
+    decode; finish_queue, finish. `up` and `down` hold the waiting for the link and half a round trip each. When the
+    companion answered or the plan was local they sum up to `total_ms`."""
     missed: bool
     joules: float
     bytes: int
@@ -145,7 +145,7 @@ class World:
     slowdown: float = 1.0
     """Multiplies every device stage."""
     power: Power = NO_POWER
-    prices: Prices = NO_PRICES
+    prices: Prices = FREE
     jitter: float = 0.0
     """Standard deviation of log(stage time), of compute and transfers each; the draws belong to the request, so that
     every policy and plan meets the same ones."""
@@ -159,7 +159,7 @@ class World:
     """Plans of a model at other sizes than the profiled ones; what is not here costs as in `models`."""
 
     def __post_init__(self) -> None:
-        assert self.trace and self.trace[0].at_s <= 0.0, "a trace begins at 0 s or before"
+        assert self.trace[0].at_s <= 0.0, "a trace begins at 0 s or before"
         assert all(a.at_s < b.at_s for a, b in zip(self.trace, self.trace[1:], strict=False)), "a trace has an order"
         pairs = zip(self.arrivals, self.arrivals[1:], strict=False)
         assert all(a.at_s <= b.at_s for a, b in pairs), "arrivals have an order"
@@ -167,8 +167,7 @@ class World:
 
     def plans(self, arrival: Arrival) -> Mapping[Plan, Stages]:
         """What this request may be served by."""
-        found = self.sized.get((arrival.model, arrival.sizes)) or self.models[arrival.model]
-        return found
+        return self.sized.get((arrival.model, arrival.sizes)) or self.models[arrival.model]
 
     def draws(self) -> list[tuple[float, float, float, float]]:
         """Per arrival the factors on its device stages, its way up, its companion stages and its way down."""
@@ -193,20 +192,21 @@ class View(Protocol):
         """Bytes that were handed to the uplink and have not left yet."""
 
     def foresee(self, plan: Plan) -> Outcome:
-        """What would become of the request that is being chosen for, given all that is under way. Only an oracle asks."""
+        """What would become of the request that is being chosen for, given all under way. Only an oracle asks."""
 
     def least_ms(self, plan: Plan) -> float:
         """What it would take if nothing else was under way: never more than that, and cheap."""
 
 
 class Policy(ABC):
-    """What chooses. Of a kind that only listens, most need `choose` and `observe` alone."""
+    """What chooses. Most need `choose` and `observe` alone."""
 
     name: str
+    _view: View
 
     def begin(self, view: View) -> None:
         """Before the first request. `view` stays good until the last."""
-        return None
+        self._view = view
 
     @abstractmethod
     def choose(self, arrival: Arrival, now_s: float, edge_queue_ms: float) -> Plan:
@@ -216,19 +216,19 @@ class Policy(ABC):
 
     def observe(self, outcome: Outcome) -> None:
         """A request was answered."""
-        return None
+        return
 
     def silent(self, now_s: float) -> None:
         """A reply is overdue while the link is down: no request is sent until `back`."""
-        return None
+        return
 
     def lost(self, now_s: float) -> None:
         """The connection is gone: no request is sent until `back`."""
-        return None
+        return
 
     def back(self, now_s: float) -> None:
         """Requests are sent again."""
-        return None
+        return
 
     def probe(self, now_s: float) -> int:
         """Bytes of padding of a ping to be sent now; 0: none. Asked four times a second and after replies, while no
@@ -237,6 +237,4 @@ class Policy(ABC):
 
     def ponged(self, rtt_ms: float, padding_bytes: int, now_s: float) -> None:
         """That ping came back."""
-        return None
-
-
+        return

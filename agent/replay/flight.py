@@ -1,0 +1,143 @@
+"""One request on its way through a simulation: what each station has to do for it, and what became of it so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from agent.replay.world import Arrival, Fate, Outcome, World
+from split.plan.plan import LOCAL, Placement, Plan
+
+
+class Work(IntEnum):
+    """What the worker does for a request."""
+
+    PREPARE = 0
+    """Picture, head, encoding; the whole of a local plan."""
+    FINISH = 1
+    """What is missing, from what is there."""
+
+
+class Finish(IntEnum):
+    """How far the local finish of a remote request is."""
+
+    NONE = 0
+    WAITS = 1
+    RUNS = 2
+
+
+@dataclass(slots=True, kw_only=True)
+class Flight:
+    """Milliseconds with slowdown and the request's own draws in, without the load of the moment."""
+
+    number: int
+    arrival: Arrival
+    plan: Plan
+    is_remote: bool
+    deadline_at_s: float
+    image_ms: float
+    head_ms: float
+    encode_ms: float
+    payload_bytes: int
+    up_load: float
+    """Bytes that the uplink is busy for: the payload, and the draw on it."""
+    way_up: float
+    """Factor on half a round trip."""
+    there_ms: float
+    there_decode_ms: float
+    """The part of `there_ms` that decodes."""
+    down_bytes: int
+    down_load: float
+    way_down: float
+    decode_ms: float
+    finish_ms: float
+    fate: Fate
+    finish: Finish = Finish.NONE
+    is_sent: bool = False
+    handed_at_s: float = 0.0
+    """When the payload was handed to the uplink."""
+    ahead_bytes: int = 0
+    reserved_ms: float = 0.0
+    """How long before its deadline the finish here must start."""
+    there_at_s: float = 0.0
+    computed_at_s: float = 0.0
+    entered_at_s: float = 0.0
+    """When the job under way entered the worker."""
+    compute_ms: float = 0.0
+    """Of the device, so far."""
+    sent_ms: float = 0.0
+    received_ms: float = 0.0
+    there_took_ms: float = 0.0
+    moved_bytes: float = 0.0
+    stages_ms: dict[str, float]
+
+    @property
+    def here_ms(self) -> float:
+        """On the worker before anything leaves."""
+        return self.image_ms + self.head_ms + self.encode_ms
+
+    @property
+    def waits(self) -> bool:
+        """For the companion, with a finish here that has not begun."""
+        return self.is_sent and self.finish is Finish.NONE
+
+    @staticmethod
+    def of(world: World, number: int, plan: Plan, draws: tuple[float, float, float, float], *, sent: bool) -> Flight:
+        """`sent`: whether there is a companion to send to; otherwise a remote plan runs here as a local one."""
+        arrival = world.arrivals[number]
+        plans = world.plans(arrival)
+        assert plan in plans, f"{plan} is no plan of {arrival.model}"
+        is_remote = plan.placement is not Placement.LOCAL and sent
+        stages = plans[plan] if is_remote else plans[LOCAL]
+        here, way_up, there, way_down = draws
+        here *= world.slowdown
+        encoded = plan.codec == "encoded" and is_remote
+        payload = arrival.encoded_bytes if encoded and arrival.encoded_bytes else stages.up_bytes
+        return Flight(
+            number=number,
+            arrival=arrival,
+            plan=plan,
+            is_remote=is_remote,
+            deadline_at_s=arrival.at_s + arrival.deadline_ms / 1000.0,
+            image_ms=here * stages.image_ms if arrival.encoded_bytes and not encoded else 0.0,
+            head_ms=here * stages.head_ms,
+            encode_ms=here * stages.encode_ms,
+            payload_bytes=payload if is_remote else 0,
+            up_load=way_up * payload,
+            way_up=way_up,
+            there_ms=there * (stages.cloud_decode_ms + stages.tail_ms),
+            there_decode_ms=there * stages.cloud_decode_ms,
+            down_bytes=stages.down_bytes,
+            down_load=way_down * stages.down_bytes,
+            way_down=way_down,
+            decode_ms=here * stages.decode_ms,
+            finish_ms=here * stages.finish_ms,
+            fate=Fate.PLANNED if is_remote or plan == LOCAL else Fate.UNSENT,
+            stages_ms={},
+        )
+
+    def outcome(self, world: World, now_s: float) -> Outcome:
+        """Answered at `now_s`."""
+        total_ms = (now_s - self.arrival.at_s) * 1000.0
+        waited_ms = total_ms - self.compute_ms - self.sent_ms - self.received_ms
+        moved = round(self.moved_bytes)
+        prices = world.prices
+        return Outcome(
+            number=self.number,
+            arrival=self.arrival,
+            plan=self.plan,
+            fate=self.fate,
+            total_ms=total_ms,
+            stages_ms=self.stages_ms,
+            missed=now_s > self.deadline_at_s + 1e-9,
+            joules=world.power.joules(
+                compute_ms=self.compute_ms,
+                send_ms=self.sent_ms,
+                receive_ms=self.received_ms,
+                wait_ms=max(waited_ms, 0.0),
+            ),
+            bytes=moved,
+            money=prices.per_byte * moved + prices.per_companion_ms * self.there_took_ms,
+            ahead_bytes=self.ahead_bytes,
+            waited_ms=(now_s - self.handed_at_s) * 1000.0 if self.is_sent else 0.0,
+        )

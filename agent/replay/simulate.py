@@ -1,0 +1,524 @@
+"""Requests through a world: arrivals, a policy's choices, one worker, one link, one companion. Deterministic.
+
+    decide → worker (picture, head, encode) → uplink → companion → downlink → answer
+                     └ no reply by the latest start, or the connection lost: the worker finishes from the boundary
+
+As in the product: the worker serves one job at a time, earliest deadline first; a remote request has a latest start for
+its finish here (`split/plan/slack.py`); the first answer wins, the other is withdrawn unless it runs already. The link
+carries one payload at a time each way, in order, half a round trip behind; the companion computes one request at a
+time, in order. A compute stage lasts as the load at its start says. A link that comes back carries on at once: TCP's
+own pause before it notices is not simulated.
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+import math
+from collections import deque
+from dataclasses import replace
+from enum import IntEnum
+from typing import Final, Literal
+
+from agent.replay.course import Course
+from agent.replay.flight import Finish, Flight, Work
+from agent.replay.world import Fate, Outcome, Policy, World
+from split.plan.plan import Plan
+from split.plan.probing import PING_COST_BYTES
+from split.plan.slack import latest_starts, reserved_ms
+
+TICK_S: Final = 0.25
+"""How often a policy may ping (`agent/uplink.py`)."""
+PINGS_OUT: Final = 4
+"""Unanswered pings at once (`agent/uplink.py`)."""
+LIGHT_BYTES: Final = 256
+"""A ping of so little padding passes every queue."""
+EARLY_S: Final = 1e-6
+"""What is due so soon is due (`agent/lateness.py`)."""
+
+
+class _Event(IntEnum):
+    """What happens; the rest of an event is the number of its request and a token that makes it void."""
+
+    WORKED = 0
+    SENT = 1
+    REACHED = 2
+    COMPUTED = 3
+    RETURNED = 4
+    BACK_HERE = 5
+    DECODED = 6
+    DUE = 7
+    PONG = 8
+    LOST = 9
+    BACK = 10
+    TICK = 11
+
+
+class Simulation:
+    """One run. `run` once; `probe_bytes` afterwards: what the policy's pings weighed."""
+
+    def __init__(self, world: World, policy: Policy) -> None:
+        self.world = world
+        self.probe_bytes = 0
+        self.outcomes: list[Outcome] = []
+        self._policy: Policy | None = policy
+        self._course = Course(world.trace)
+        self._draws = world.draws()
+        self._now_s = 0.0
+        self._order = 0
+        self._events: list[tuple[float, int, _Event, int, int]] = []
+        self._flights: dict[int, Flight] = {}
+        self._epoch = 0
+        """Of the connection; what belongs to an earlier one is void."""
+        # the worker
+        self._jobs: list[tuple[float, int, int, Work]] = []
+        self._waiting_ms = 0.0
+        """Of those jobs, without the load of the moment."""
+        self._working: tuple[int, Work] | None = None
+        self._worked_at_s = 0.0
+        self._due_token = 0
+        # the link and the companion
+        self._up: deque[tuple[int, float]] = deque()
+        self._sending: tuple[int, float, float] | None = None
+        """Number, bytes, since when."""
+        self._send_token = 0
+        self._sent_at_s = -math.inf
+        self._tails: deque[int] = deque()
+        self._computing: int | None = None
+        self._down: deque[int] = deque()
+        self._returning: int | None = None
+        self._pings: dict[int, tuple[float, int]] = {}
+        self._ping_number = 0
+        self._heard_at_s = 0.0
+        self._link_is: Literal["up", "silent", "lost"] = "up"
+        """As far as this side knows."""
+        self._ticks = True
+        self._choosing: int | None = None
+
+    # -- what a policy may look at ------------------------------------------------------------------------------------
+
+    @property
+    def is_connected(self) -> bool:
+        return self._link_is == "up"
+
+    def ahead_bytes(self) -> int:
+        waiting = sum(size for _, size in self._up)
+        if self._sending is not None:
+            _, size, since_s = self._sending
+            waiting += max(size - self._course.carried_bytes(since_s, self._now_s), 0.0)
+        return round(waiting)
+
+    def foresee(self, plan: Plan) -> Outcome:
+        assert self._choosing is not None, "nothing is being chosen"
+        number, other = self._choosing, self._fork()
+        other._begin(number, plan)
+        while number in other._flights and other._events:
+            other._step()
+        found = next((outcome for outcome in other.outcomes if outcome.number == number), None)
+        # without an end, neither the deadline nor the link will ever give it one
+        return found or other._flights[number].outcome(self.world, math.inf)
+
+    def least_ms(self, plan: Plan) -> float:
+        assert self._choosing is not None, "nothing is being chosen"
+        flight, now_s, course = self._flight(self._choosing, plan), self._now_s, self._course
+        here_ms = flight.here_ms * course.at(now_s).edge_ratio
+        if not flight.is_remote:
+            return here_ms
+        finishes_ms = math.inf
+        if flight.deadline_at_s < math.inf or self.world.trace[-1].connected is False:
+            finishes_ms = here_ms + flight.finish_ms * min(moment.edge_ratio for moment in self.world.trace)
+        leaves_s = course.through_at_s(now_s + here_ms / 1000.0, flight.up_load)
+        if leaves_s == math.inf:
+            return finishes_ms
+        there_s = leaves_s + flight.way_up * course.at(leaves_s).rtt_ms / 2000.0
+        done_s = there_s + flight.there_ms * course.at(there_s).cloud_ratio / 1000.0
+        returns_s = course.through_at_s(done_s, flight.down_load, down=True)
+        if returns_s == math.inf:
+            return finishes_ms
+        returns_s += flight.way_down * course.at(returns_s).rtt_ms / 2000.0
+        decode_ms = flight.decode_ms * course.at(returns_s).edge_ratio
+        return min((returns_s - now_s) * 1000.0 + decode_ms, finishes_ms)
+
+    # -- the run ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> list[Outcome]:
+        """Outcomes in the order of arrivals."""
+        policy = self._policy
+        assert policy is not None, "a fork is stepped, not run"
+        assert not self.outcomes, "a simulation runs once"
+        for from_s, to_s in self._course.outages:
+            if to_s - from_s > self.world.lost_after_s:
+                self._at(from_s + self.world.lost_after_s, _Event.LOST)
+            if to_s < math.inf:
+                is_short = to_s - from_s <= self.world.lost_after_s
+                heard_s = self._course.at(to_s).rtt_ms / 1000.0 if is_short else self.world.back_after_s
+                self._at(to_s + heard_s, _Event.BACK)
+        self._at(0.0, _Event.TICK)
+        policy.begin(self)
+        for number, arrival in enumerate(self.world.arrivals):
+            while self._events and self._events[0][0] <= arrival.at_s:
+                self._step()
+            self._now_s = arrival.at_s
+            self._choosing = number
+            plan = policy.choose(arrival, arrival.at_s, self._queue_ms())
+            self._choosing = None
+            self._begin(number, plan)
+        self._ticks = False
+        while self._flights and self._events:
+            self._step()
+        assert not self._flights, f"request {min(self._flights)} has no deadline, and the link never comes back"
+        self.outcomes.sort(key=lambda outcome: outcome.number)
+        return self.outcomes
+
+    def _flight(self, number: int, plan: Plan) -> Flight:
+        return Flight.of(self.world, number, plan, self._draws[number], sent=self.is_connected)
+
+    def _fork(self) -> Simulation:
+        """The same from here on, without a policy: nobody listens, nobody pings."""
+        other = copy.copy(self)
+        other._policy, other._choosing, other._ticks, other.outcomes = None, None, False, []
+        other._events = list(self._events)
+        other._flights = {number: replace(flight) for number, flight in self._flights.items()}
+        for flight in other._flights.values():
+            flight.stages_ms = dict(flight.stages_ms)
+        other._jobs, other._pings = list(self._jobs), dict(self._pings)
+        other._up, other._tails, other._down = deque(self._up), deque(self._tails), deque(self._down)
+        return other
+
+    def _at(self, at_s: float, event: _Event, number: int = 0, token: int = 0) -> None:
+        self._order += 1
+        heapq.heappush(self._events, (at_s, self._order, event, number, token))
+
+    def _step(self) -> None:
+        """The next event."""
+        self._now_s, _, event, number, token = heapq.heappop(self._events)
+        match event:
+            case _Event.WORKED:
+                self._worked()
+            case _Event.SENT:
+                self._sent(token)
+            case _Event.REACHED if token == self._epoch:
+                self._reached(number)
+            case _Event.COMPUTED if token == self._epoch:
+                self._computed(number)
+            case _Event.RETURNED if token == self._epoch:
+                self._returned(number)
+            case _Event.BACK_HERE if token == self._epoch:
+                self._back_here(number)
+            case _Event.DECODED:
+                self._decoded(number)
+            case _Event.DUE if token == self._due_token:
+                self._make_room()
+            case _Event.PONG if token == self._epoch:
+                self._pong(number)
+            case _Event.LOST:
+                self._lose()
+            case _Event.BACK:
+                self._back()
+            case _Event.TICK if self._ticks:
+                self._tick()
+            case _:
+                pass  # void
+
+    # -- the device ---------------------------------------------------------------------------------------------------
+
+    def _begin(self, number: int, plan: Plan) -> None:
+        flight = self._flights[number] = self._flight(number, plan)
+        self._enter(flight, Work.PREPARE)
+
+    def _enter(self, flight: Flight, work: Work) -> None:
+        """Hand a job to the worker; what must be finished before it goes first."""
+        job_ms = flight.here_ms if work is Work.PREPARE else flight.finish_ms
+        self._make_room(job_ms, flight.deadline_at_s)
+        flight.entered_at_s = self._now_s
+        self._order += 1
+        heapq.heappush(self._jobs, (flight.deadline_at_s, self._order, flight.number, work))
+        self._waiting_ms += job_ms
+        self._work_on()
+        self._make_room()
+
+    def _work_on(self) -> None:
+        """The worker takes its next job, where it is free."""
+        while self._working is None and self._jobs:
+            _, _, number, work = heapq.heappop(self._jobs)
+            flight = self._flights.get(number)
+            if flight is None:
+                continue  # withdrawn: its answer came from elsewhere
+            load = self._course.at(self._now_s).edge_ratio
+            waited_ms = (self._now_s - flight.entered_at_s) * 1000.0
+            if work is Work.PREPARE:
+                job_ms, flight.stages_ms["queue"] = flight.here_ms, waited_ms
+                stages = (("image", flight.image_ms), ("head", flight.head_ms), ("encode", flight.encode_ms))
+                for stage, ms in stages:
+                    if ms > 0.0:
+                        flight.stages_ms[stage] = ms * load
+            else:
+                job_ms, flight.finish = flight.finish_ms, Finish.RUNS
+                flight.stages_ms["finish_queue"], flight.stages_ms["finish"] = waited_ms, job_ms * load
+            self._waiting_ms = max(self._waiting_ms - job_ms, 0.0) if self._jobs else 0.0
+            flight.compute_ms += job_ms * load
+            self._working, self._worked_at_s = (number, work), self._now_s + job_ms * load / 1000.0
+            self._at(self._worked_at_s, _Event.WORKED)
+
+    def _worked(self) -> None:
+        assert self._working is not None
+        number, work = self._working
+        self._working = None
+        flight = self._flights.get(number)
+        if flight is not None:
+            if work is Work.FINISH or not flight.is_remote:
+                self._answer(flight)
+            else:
+                self._send(flight)
+        self._work_on()
+        if self._jobs:
+            self._make_room()
+
+    def _queue_ms(self) -> float:
+        """Until a job that comes now and has the latest deadline would start."""
+        waiting_ms = self._waiting_ms * self._course.at(self._now_s).edge_ratio
+        return waiting_ms + (max(self._worked_at_s - self._now_s, 0.0) * 1000.0 if self._working is not None else 0.0)
+
+    def _make_room(self, entering_ms: float = 0.0, deadline_at_s: float = math.inf) -> None:
+        """Begin every local finish that could not start in time behind what the worker has, a job of so many ms that is
+        about to enter included; as `agent/lateness.py` does."""
+        while due := self._due(entering_ms, deadline_at_s):
+            for flight in due:
+                if flight.waits:
+                    self._overdue(flight)
+
+    def _due(self, entering_ms: float, deadline_at_s: float) -> list[Flight]:
+        watched = [one for one in self._flights.values() if one.waits and one.deadline_at_s < math.inf]
+        if not watched:
+            return []
+        now_s, load = self._now_s, self._course.at(self._now_s).edge_ratio
+        free_at_s = now_s + self._queue_ms() / 1000.0
+        behind_at_s = free_at_s + entering_ms * load / 1000.0
+        starts = latest_starts(now_s, [(one.number, one.deadline_at_s, one.reserved_ms) for one in watched])
+        due, next_at_s = [], math.inf
+        for one in watched:
+            could_at_s = behind_at_s if one.deadline_at_s <= deadline_at_s else free_at_s
+            start_at_s = starts[one.number]
+            if start_at_s < could_at_s or start_at_s <= now_s + EARLY_S:
+                due.append(one)
+            else:
+                next_at_s = min(next_at_s, start_at_s)
+        self._due_token += 1
+        if not due:
+            self._at(next_at_s, _Event.DUE, token=self._due_token)
+        return sorted(due, key=lambda one: one.deadline_at_s)
+
+    def _overdue(self, flight: Flight) -> None:
+        """No reply in time: what is missing is done here."""
+        self._finish(flight, Fate.LATE)
+        if self._link_is == "up" and not self._course.at(self._now_s).connected:
+            self._link_is = "silent"
+            if self._policy is not None:
+                self._policy.silent(self._now_s)
+
+    def _finish(self, flight: Flight, fate: Fate) -> None:
+        flight.fate, flight.finish = fate, Finish.WAITS
+        self._enter(flight, Work.FINISH)
+
+    def _answer(self, flight: Flight) -> None:
+        """The first answer is the answer; the rest is called off."""
+        del self._flights[flight.number]
+        if flight.finish is Finish.WAITS:
+            self._waiting_ms = max(self._waiting_ms - flight.finish_ms, 0.0)
+        if flight.is_remote:
+            self._call_off(flight)
+        outcome = flight.outcome(self.world, self._now_s)
+        self.outcomes.append(outcome)
+        if self._policy is not None:
+            self._policy.observe(outcome)
+            if flight.is_remote and flight.fate is Fate.PLANNED:
+                self._ping_if_wanted()
+        self._make_room()
+
+    # -- the link and the companion -----------------------------------------------------------------------------------
+
+    def _send(self, flight: Flight) -> None:
+        if not self.is_connected:
+            self._finish(flight, Fate.UNSENT)
+            return
+        flight.ahead_bytes, flight.handed_at_s, flight.is_sent = self.ahead_bytes(), self._now_s, True
+        load = self._course.at(self._now_s).edge_ratio
+        left_ms = (flight.deadline_at_s - self._now_s) * 1000.0
+        flight.reserved_ms = reserved_ms(flight.finish_ms * load, left_ms)
+        self._up.append((flight.number, flight.up_load))
+        self._send_on()
+        self._make_room()
+
+    def _send_on(self) -> None:
+        while self._sending is None and self._up:
+            number, size = self._up.popleft()
+            if number >= 0 and number not in self._flights:
+                continue
+            start, now_s = self.world.slow_start, self._now_s
+            if start is not None and now_s - self._sent_at_s > start.idle_s:
+                through_s = self._course.slowly_through_at_s(now_s, size, start)
+            else:
+                through_s = self._course.through_at_s(now_s, size)
+            self._sending = (number, size, now_s)
+            self._send_token += 1
+            if through_s < math.inf:
+                self._at(through_s, _Event.SENT, token=self._send_token)
+
+    def _sent(self, token: int) -> None:
+        if self._sending is None or token != self._send_token:
+            return
+        number, _, since_s = self._sending
+        self._sending, self._sent_at_s = None, self._now_s
+        rtt_ms = self._course.at(self._now_s).rtt_ms
+        if number < 0:
+            self._at(self._now_s + rtt_ms / 1000.0, _Event.PONG, number, self._epoch)
+        elif (flight := self._flights.get(number)) is not None:
+            flight.sent_ms = (self._now_s - since_s) * 1000.0
+            flight.moved_bytes += flight.payload_bytes
+            self._at(self._now_s + flight.way_up * rtt_ms / 2000.0, _Event.REACHED, number, self._epoch)
+        self._send_on()
+
+    def _reached(self, number: int) -> None:
+        if (flight := self._flights.get(number)) is not None:
+            flight.there_at_s = self._now_s
+            flight.stages_ms["up"] = (self._now_s - flight.handed_at_s) * 1000.0
+            self._tails.append(number)
+            self._compute_on()
+
+    def _compute_on(self) -> None:
+        while self._computing is None and self._tails:
+            number = self._tails.popleft()
+            if (flight := self._flights.get(number)) is None:
+                continue
+            load = self._course.at(self._now_s).cloud_ratio
+            flight.stages_ms["cloud_queue"] = (self._now_s - flight.there_at_s) * 1000.0
+            flight.stages_ms["cloud_decode"] = flight.there_decode_ms * load
+            flight.stages_ms["tail"] = (flight.there_ms - flight.there_decode_ms) * load
+            flight.there_took_ms = flight.there_ms * load
+            self._computing = number
+            self._at(self._now_s + flight.there_took_ms / 1000.0, _Event.COMPUTED, number, self._epoch)
+
+    def _computed(self, number: int) -> None:
+        self._computing = None
+        if (flight := self._flights.get(number)) is not None:
+            flight.computed_at_s = self._now_s
+            self._down.append(number)
+            self._return_on()
+        self._compute_on()
+
+    def _return_on(self) -> None:
+        while self._returning is None and self._down:
+            number = self._down.popleft()
+            if (flight := self._flights.get(number)) is None:
+                continue
+            through_s = self._course.through_at_s(self._now_s, flight.down_load, down=True)
+            flight.received_ms = (through_s - self._now_s) * 1000.0
+            self._returning = number
+            if through_s < math.inf:
+                self._at(through_s, _Event.RETURNED, number, self._epoch)
+
+    def _returned(self, number: int) -> None:
+        self._returning = None
+        if (flight := self._flights.get(number)) is not None:
+            flight.moved_bytes += flight.down_bytes
+            half_ms = flight.way_down * self._course.at(self._now_s).rtt_ms / 2.0
+            self._at(self._now_s + half_ms / 1000.0, _Event.BACK_HERE, number, self._epoch)
+        self._return_on()
+
+    def _back_here(self, number: int) -> None:
+        self._heard_at_s = self._now_s
+        if (flight := self._flights.get(number)) is None:
+            return
+        flight.stages_ms["down"] = (self._now_s - flight.computed_at_s) * 1000.0
+        decode_ms = flight.decode_ms * self._course.at(self._now_s).edge_ratio
+        flight.stages_ms["decode"] = decode_ms
+        flight.compute_ms += decode_ms
+        self._at(self._now_s + decode_ms / 1000.0, _Event.DECODED, number)
+
+    def _decoded(self, number: int) -> None:
+        if (flight := self._flights.get(number)) is not None:
+            flight.fate = Fate.PLANNED  # even where a finish here has begun: this is the first answer
+            flight.stages_ms.pop("finish_queue", None)
+            flight.stages_ms.pop("finish", None)
+            self._answer(flight)
+
+    def _call_off(self, flight: Flight) -> None:
+        """Nobody waits for the companion's answer any more: what has not been sent is dropped."""
+        if self._sending is not None and self._sending[0] == flight.number:
+            since_s = self._sending[2]
+            flight.moved_bytes += min(self._course.carried_bytes(since_s, self._now_s), flight.payload_bytes)
+            flight.sent_ms = (self._now_s - since_s) * 1000.0
+            self._sending, self._sent_at_s = None, self._now_s
+            self._send_token += 1
+            self._send_on()
+
+    # -- the connection -----------------------------------------------------------------------------------------------
+
+    def _lose(self) -> None:
+        """What was under way there is gone; every request that waits is finished here at once."""
+        self._link_is = "lost"
+        if self._policy is not None:
+            self._policy.lost(self._now_s)
+        self._up.clear()
+        for flight in self._flights.values():
+            self._call_off(flight)
+        self._epoch += 1
+        self._send_token += 1
+        self._sending = self._computing = self._returning = None
+        for queue in (self._tails, self._down, self._pings):
+            queue.clear()
+        self._sent_at_s = -math.inf
+        waiting = [one for one in self._flights.values() if one.waits]
+        for flight in sorted(waiting, key=lambda one: one.deadline_at_s):
+            if flight.waits:  # entering one may have begun others
+                self._finish(flight, Fate.LOST)
+
+    def _back(self) -> None:
+        if self._link_is != "up" and self._course.at(self._now_s).connected:
+            self._link_is = "up"
+            self._heard_at_s = self._now_s
+            if self._policy is not None:
+                self._policy.back(self._now_s)
+
+    def _tick(self) -> None:
+        """The heartbeat: a light ping while the companion owes an answer, else whatever the policy wants."""
+        self._at(self._now_s + TICK_S, _Event.TICK)
+        owes = self._link_is == "silent" or self._is_owed
+        if not owes:
+            self._ping_if_wanted()
+        elif self._now_s - self._heard_at_s > TICK_S and self._link_is != "lost" and len(self._pings) < PINGS_OUT:
+            self._ping(0)
+
+    @property
+    def _is_owed(self) -> bool:
+        """Whether a request waits for the companion."""
+        return any(flight.is_sent for flight in self._flights.values())
+
+    def _ping_if_wanted(self) -> None:
+        if self._policy is None or not self.is_connected or self._is_owed or len(self._pings) >= PINGS_OUT:
+            return
+        if (padding := self._policy.probe(self._now_s)) > 0:
+            self._ping(padding)
+
+    def _ping(self, padding: int) -> None:
+        self._ping_number -= 1
+        self._pings[self._ping_number] = (self._now_s, padding)
+        self.probe_bytes += padding + PING_COST_BYTES
+        if padding > LIGHT_BYTES:
+            self._up.append((self._ping_number, float(padding)))
+            self._send_on()
+            return
+        passes_s = self._course.passes_from_s(self._now_s)
+        if passes_s < math.inf:
+            self._at(passes_s + self._course.at(passes_s).rtt_ms / 1000.0, _Event.PONG, self._ping_number, self._epoch)
+
+    def _pong(self, number: int) -> None:
+        sent_at_s, padding = self._pings.pop(number)
+        self._heard_at_s = self._now_s
+        if self._policy is not None:
+            self._policy.ponged((self._now_s - sent_at_s) * 1000.0, padding, self._now_s)
+
+
+def simulate(world: World, policy: Policy) -> list[Outcome]:
+    """What becomes of every request of this world under this policy, in the order of arrivals."""
+    return Simulation(world, policy).run()
