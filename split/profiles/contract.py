@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Protocol
+from typing import Annotated, Final, Literal, Protocol
 
 import msgspec
 
@@ -32,7 +32,7 @@ Measure = Literal["kl", "relative", "cosine", "top1"]
 PRIVACY_ORDER: Final[tuple[Privacy, ...]] = ("any", "no-raw-input", "local-only")
 """From the loosest to the strictest."""
 
-_ACCELERATOR: Final = re.compile(r"[a-z][a-z0-9_-]*")
+ACCELERATOR: Final = re.compile(r"[a-z][a-z0-9_-]*")
 _Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 _Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -59,7 +59,7 @@ class Resource(_Part, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.accelerators or not all(_ACCELERATOR.fullmatch(name) for name in self.accelerators):
+        if not self.accelerators or not all(ACCELERATOR.fullmatch(name) for name in self.accelerators):
             raise ValueError(f"accelerators must be one or more names as cpu, cuda, got {list(self.accelerators)}")
 
 
@@ -67,9 +67,13 @@ class Weights(_Part, frozen=True, kw_only=True):
     """What counts, relative to each other; only their ratio matters."""
 
     latency: _NotNegative = 1.0
+    """Of the time from request to answer."""
     throughput: _NotNegative = 0.0
+    """Of the time that the busiest of device, link and companion spends on a request."""
     energy: _NotNegative = 0.0
+    """Of the joules that the device spends above its idle power."""
     cost: _NotNegative = 0.0
+    """Of the money: bytes on a metered link, seconds of the companion."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -117,15 +121,21 @@ class Behaviour(_Part, frozen=True, kw_only=True):
     latency_p99_ms: _Positive | None = None
     """Deadline of a request that names none; none stated: the daemon's `limits.default_deadline_ms`."""
     throughput_min_per_s: _NotNegative = 0.0
+    """Requests a second that the service must be able to answer; `isthmus validate` holds it to that. 0: nothing asked.
+    """
     service_class: Literal["gold", "silver", "bronze"] = msgspec.field(name="class", default="silver")
     """Who goes first when there is too much: gold, silver, bronze."""
     weights: Weights = Weights()
+    """What counts, relative to each other; only their ratio matters."""
     fallback: Fallback = Fallback()
+    """What happens when the companion is late or gone."""
     retry: Retry = Retry()
+    """How often a request may be sent again."""
 
 
 class InputContract(_Part, frozen=True, kw_only=True):
     name: str
+    """As the model has it."""
     dtype: str | None = None
     """As the protocol writes it (FP32, INT64 …); none stated: the model's own."""
     shape: tuple[Annotated[int, msgspec.Meta(ge=-1)], ...] | None = None
@@ -154,6 +164,7 @@ class InputContract(_Part, frozen=True, kw_only=True):
 
 class OutputContract(_Part, frozen=True, kw_only=True):
     name: str
+    """As the model has it."""
     labels: str | None = None
     """File beside the contract with one label a line, in the order of the last axis."""
 
@@ -162,18 +173,24 @@ class Fidelity(_Part, frozen=True, kw_only=True):
     """How far a lossy plan's outputs may be from the unsplit model's (`split.codec.fidelity` defines the measures)."""
 
     measure: Measure = "relative"
+    """kl: nats of the softmax; relative: max|a − b| / max|b|; cosine: 1 − cosine; top1: share of other winners."""
     bound: _NotNegative = 0.0
     """Largest value of the measure; the default allows nothing lossy."""
 
 
 class Data(_Part, frozen=True, kw_only=True):
     inputs: tuple[InputContract, ...] = ()
+    """What is said of inputs; of one that is not listed the model's own words hold."""
     outputs: tuple[OutputContract, ...] = ()
+    """What is said of outputs."""
     privacy: Privacy = "any"
+    """Of the model; the strictest of the model's, the input's and the request's holds."""
     depth_min_ratio: _Ratio = 0.0
     """Share of the compute that must be done on the device before anything leaves."""
     codecs: tuple[Codec, ...] = ("raw",)
+    """In what form a boundary or input may travel: permissions, not offers; one this program lacks is never chosen."""
     fidelity: Fidelity = Fidelity()
+    """How far a lossy plan's outputs may be from the unsplit model's."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -193,8 +210,11 @@ class Contract(_Part, frozen=True, kw_only=True):
     model: str = ""
     """Name in the repository; empty: that of the folder it lies in."""
     resource: Resource = Resource()
+    """What it may use of the device."""
     behaviour: Behaviour = Behaviour()
+    """What is expected of its answers."""
     data: Data = Data()
+    """What goes in and comes out, and what of it may leave."""
 
     def input(self, name: str) -> InputContract | None:
         """What is said of this input; None when nothing is."""
@@ -288,11 +308,6 @@ def check_contract(contract: Contract, card: Signature, *, path: Path) -> None:
     for output in contract.data.outputs:
         if output.name not in outputs:
             raise ConfigError(f"{path}: the model has no output {output.name!r}; it has {', '.join(outputs)}")
-
-
-def contract_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of `contract.yaml`."""
-    return msgspec.json.schema(Contract)
 
 
 def load_labels(contract: Contract, folder: Path) -> dict[str, tuple[str, ...]]:

@@ -17,6 +17,7 @@ class ImageSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Resize the short side, crop the centre, (value − mean) / std. ValueError when the numbers make no sense."""
 
     kind: Literal["image"] = "image"
+    """What comes: a picture as JPEG or PNG."""
     resize: int
     """Pixels of the short side after resizing (bilinear, antialiased)."""
     crop: int
@@ -26,6 +27,7 @@ class ImageSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     std: tuple[float, ...] = (255.0, 255.0, 255.0)
     """Per channel, in pixel values 0–255. The defaults give values from 0 to 1."""
     layout: Literal["NCHW", "NHWC"] = "NCHW"
+    """Channels before or after the pixels, as the model has them."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.crop <= self.resize <= SIDE_MAX:
