@@ -27,6 +27,7 @@ COMMANDS = {
     "explain": "why a request went where it went",
     "export": "a PyTorch module to ONNX, verified (needs the extra torch)",
     "fingerprint": "what this device is and can do",
+    "validate": "hold a contract against a running service, or the model beside it",
     "enroll": "get this device's certificate from a companion, with a one-time token",
 }
 """Each is a module of `agent.commands`, imported only when it is called: `status` need not wait for onnx."""

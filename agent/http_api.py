@@ -66,6 +66,9 @@ class Service(Protocol):
     def contract(self, name: str) -> dict[str, Any]:
         """The contract as data; `labels` in it: output name → words of its classes."""
 
+    def measured(self, name: str) -> dict[str, float | None]:
+        """`{"requests", "p50_ms", "p99_ms", "per_s"}` of the answers so far; None where there are none yet."""
+
     def config(self, name: str, version: str) -> dict[str, Any]:
         """Triton's ModelConfig."""
 
@@ -281,6 +284,7 @@ class HttpApi:
         body = {
             **metadata.as_json(),
             "contract": self._service.contract(name),
+            "measured": self._service.measured(name),
             "schemas": {"request": request_schema(metadata), "response": response_schema(metadata)},
         }
         response = json_answer(body)

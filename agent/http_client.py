@@ -41,18 +41,23 @@ class DaemonRefused(IsthmusError):
 
 
 class DaemonClient:
-    def __init__(self, url: str) -> None:
-        """`url`: `http://HOST:PORT` or `unix:///PATH`; InvalidRequest for anything else."""
+    def __init__(self, url: str, *, option: str = "--url") -> None:
+        """`url`: `http://HOST:PORT` or `unix:///PATH`; InvalidRequest, naming `option`, for anything else."""
         self._url = url
+        self._option = option
         try:
             self._unix, self._host, self._port = _parse(url)
             self._connection()
         except (ValueError, http.client.InvalidURL):
-            raise InvalidRequest(f"--url must be http://HOST:PORT or unix:///PATH, got {url!r}") from None
+            raise InvalidRequest(f"{option} must be http://HOST:PORT or unix:///PATH, got {url!r}") from None
 
     def get(self, path: str) -> dict[str, Any]:
         """The JSON object at `path`."""
         return self._json("GET", path)
+
+    def about(self, model: str, what: str = "") -> dict[str, Any]:
+        """What the protocol tells of a model: its metadata, or `config`, `stats`."""
+        return self._json("GET", f"/v2/models/{_quoted(model)}{what and '/'}{what}")
 
     def describe(self, model: str) -> dict[str, Any]:
         """Metadata, contract and schemas of a model (its `OPTIONS`)."""
@@ -76,7 +81,7 @@ class DaemonClient:
             raise self._stranger() from None
 
     def _stranger(self) -> RemoteProtocolError:
-        return RemoteProtocolError(f"what answers at {self._url} is no Isthmus daemon; check --url")
+        return RemoteProtocolError(f"what answers at {self._url} is no Isthmus daemon; check {self._option}")
 
     def _send(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
@@ -88,7 +93,8 @@ class DaemonClient:
             content = answer.read()
         except (OSError, http.client.HTTPException) as error:
             raise DaemonUnreachable(
-                f"no daemon answers at {self._url} ({error}); start `isthmus agent --config FILE` or check --url"
+                f"no daemon answers at {self._url} ({error}); "
+                f"start `isthmus agent --config FILE` or check {self._option}"
             ) from None
         finally:
             connection.close()

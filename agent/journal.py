@@ -5,6 +5,7 @@ Numbers and names, never tensors; the requests that can be explained are bounded
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_left
 from collections import Counter, OrderedDict, deque
@@ -25,6 +26,15 @@ RECENT = 256
 """Latencies behind the medians of `status`."""
 BUCKETS_MS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0)
 """Upper edges of the latency histogram."""
+_BUSY: Mapping[str, str | None] = {
+    "queue": None,
+    "activate": None,
+    "network": "network",
+    "cloud_queue": None,
+    "cloud_decode": "companion",
+    "tail": "companion",
+}
+"""Stage → whom it keeps from the next request (None: nobody); all others the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +184,24 @@ class Journal:
         """Median of the last `RECENT` answers; None before the first."""
         totals = self.totals.get(model)
         return round(median(totals.recent_ms), 3) if totals and totals.recent_ms else None
+
+    def measured(self, model: str) -> dict[str, float | None]:
+        """For who holds it against a contract: latencies over the last `RECENT` answers, and the requests a second that
+        the longest of device, network and companion would have allowed, by the means since the start."""
+        totals = self.totals.get(model, Totals())
+        recent = sorted(totals.recent_ms)
+        count = sum(times.count for times in totals.placements.values())
+        spent = {"device": 0.0, "network": 0.0, "companion": 0.0}
+        for stage, ms in totals.stages_ms.items():
+            if (where := _BUSY.get(stage, "device")) is not None:
+                spent[where] += ms
+        longest_ms = max(spent.values())
+        return {
+            "requests": count,
+            "p50_ms": round(median(recent), 3) if recent else None,
+            "p99_ms": round(recent[math.ceil(0.99 * len(recent)) - 1], 3) if recent else None,
+            "per_s": round(1000 * count / longest_ms, 3) if longest_ms else None,
+        }
 
     def statistics(self, model: str, version: str) -> dict[str, Any]:
         """Triton's `model_stats` element of one model."""

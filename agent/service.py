@@ -114,7 +114,13 @@ class DaemonService:
         """The contract as data, with each labelled output's labels."""
         model = self._repository.serving(name, "")
         contract: dict[str, Any] = msgspec.to_builtins(model.contract)
-        return contract | {"labels": model.labels}
+        return contract | {"model": model.name, "labels": model.labels}
+
+    def measured(self, name: str) -> dict[str, float | None]:
+        """How fast it has been; numbers are None before the first answer."""
+        model = self._repository.serving(name, "")
+        self._serve.settle_books()
+        return self._journal.measured(model.name)
 
     def config(self, name: str, version: str) -> dict[str, Any]:
         """Triton's model configuration, as far as it says something here."""

@@ -27,10 +27,15 @@ def positive(text: str) -> float:
     return value
 
 
-def daemon_url(text: str) -> str:
+def service_url(text: str) -> str:
+    """As `daemon_url`, for `--service`."""
+    return daemon_url(text, option="--service")
+
+
+def daemon_url(text: str, *, option: str = "--url") -> str:
     """An address that `DaemonClient` takes; for argparse's `type`."""
     try:
-        DaemonClient(text)
+        DaemonClient(text, option=option)
     except InvalidRequest as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text

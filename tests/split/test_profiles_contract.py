@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from split.profiles.contract import (
     Contract,
     Weights,
     check_contract,
-    contract_schema,
     default_contract,
     load_contract,
     load_labels,
@@ -201,15 +199,6 @@ def test_labels_are_read_one_a_line_from_beside_the_contract(tmp_path: Path) -> 
     (tmp_path / "labels.txt").unlink()
     with pytest.raises(ConfigError, match=r"labels\.txt: the labels of output 'logits' cannot be read"):
         load_labels(contract, tmp_path)
-
-
-def test_the_schema_names_every_key_and_refuses_others() -> None:
-    schema = contract_schema()
-    definitions = schema["$defs"]
-    assert set(definitions["Contract"]["properties"]) == {"model", "resource", "behaviour", "data"}
-    assert set(definitions["Behaviour"]["properties"]) >= {"latency_p99_ms", "class", "weights", "fallback", "retry"}
-    assert definitions["Data"]["additionalProperties"] is False
-    json.dumps(schema)
 
 
 def test_a_contract_survives_json(tmp_path: Path) -> None:
