@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import json
 import os
 import platform
@@ -37,6 +38,7 @@ BENCHES: Final = {
     "fuzz": "random models, every cut's halves against the whole; what is refused and why",
     "cases": "the milliseconds that cases of the case list name, in real time",
     "channel": "what the TLS channel makes of an emulated link, and of the loopback",
+    "regret": "latency of the chosen plan / of the best plan there was, over models, links and device speeds",
     "zoo": "ten real models of ten kinds: where they may be cut, and every checked cut against the whole",
 }
 
@@ -83,17 +85,24 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer rounds: within 50 s")
     parser.add_argument("--prepare", action="store_true", help="only fill the caches")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report, too")
+    some = parser.add_argument_group("some benches")
+    some.add_argument("--full", action="store_true", help="everything there is: hours")
+    some.add_argument("--policies", action="store_true", help="the field's own policies beside ours")
+    some.add_argument("--plot", type=Path, metavar="FILE.png", help="draw what was measured")
     arguments = parser.parse_args()
     console = Console()
     if not console.is_terminal:
         console = Console(width=120)
     bench = importlib.import_module(f"scripts.benches.{arguments.name}")
+    options = {name: value for name in ("full", "policies", "plot") if (value := getattr(arguments, name))}
+    for name in options.keys() - inspect.signature(bench.run).parameters.keys():
+        parser.error(f"bench {arguments.name} has no --{name}")
     try:
         bench.prepare()
         if arguments.prepare:
             return 0
         started_s = time.monotonic()
-        figures, rows = bench.run(quick=arguments.quick)
+        figures, rows = bench.run(quick=arguments.quick, **options)
     except Unavailable as error:
         print(f"scripts/bench: {error}", file=sys.stderr)
         return 1

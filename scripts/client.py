@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from split.oip.client import build_request, parse_response
@@ -45,8 +47,13 @@ class Answer:
 class Client:
     """Not thread-safe: one per thread."""
 
-    def __init__(self, port: int, *, timeout_s: float = 60.0) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+    def __init__(self, where: int | Path, *, timeout_s: float = 60.0) -> None:
+        """`where`: a port of this machine, or a UNIX socket, which is reached from any network namespace."""
+        self._connection = (
+            _OverUnix(where, timeout_s)
+            if isinstance(where, Path)
+            else http.client.HTTPConnection("127.0.0.1", where, timeout=timeout_s)
+        )
 
     def __enter__(self) -> Client:
         return self
@@ -103,6 +110,18 @@ class Client:
         except (OSError, http.client.HTTPException):
             self._connection.close()  # the next exchange dials again
             raise
+
+
+class _OverUnix(http.client.HTTPConnection):
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+        self._timeout_s = timeout_s
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self._timeout_s)
+        self.sock.connect(str(self._path))
 
 
 def _error_text(data: bytes, status: int) -> str:

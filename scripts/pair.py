@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Self
 
 import yaml
 
@@ -74,7 +74,7 @@ class Pair:
         self._control: socket.socket | None = None
         self._answers: IO[str] | None = None
 
-    def __enter__(self) -> Pair:
+    def __enter__(self) -> Self:
         try:
             self._make_identities()
             for n in range(len(self._companion_ports)):
@@ -105,7 +105,7 @@ class Pair:
         """Start it and wait until its port answers; NotStarted."""
         config = str(self.folder / f"{_companion(n)}.yaml")
         self._start(_companion(n), [str(PROGRAMS / "isthmus-cloud"), "serve", "--config", config])
-        self._wait(_companion(n), lambda: _answers(self._host, self._companion_ports[n]))
+        self._wait(_companion(n), lambda: self._companion_answers(n))
 
     def stop_companion(self, n: int = 0) -> None:
         """SIGTERM, and wait until it has ended: goodbye is said, what is under way is answered."""
@@ -128,6 +128,11 @@ class Pair:
         """While it is down: everything that devices have sent it is gone."""
         for folder in ("companion-state/models", "companion-cache"):
             shutil.rmtree(self.folder / folder, ignore_errors=True)
+
+    def _companion_answers(self, n: int) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection((self._host, self._companion_ports[n]), timeout=1):
+            return True
+        return False
 
     # -- the device ---------------------------------------------------------------------------------------------------
 
@@ -217,6 +222,7 @@ class Pair:
         assert answer["ok"], answer
 
     def _start_relay(self) -> None:
+        """Put the link between."""
         target = f"{self._host}:{self._companion_ports[0]}"
         process = subprocess.Popen(
             [sys.executable, str(ROOT / "scripts" / "relay.py"), "--to", target], stdout=subprocess.PIPE, text=True
@@ -262,9 +268,13 @@ class Pair:
 
     def _start(self, name: str, command: Sequence[str]) -> None:
         with (self.folder / f"{name}.log").open("a") as log:
-            self._processes[name] = subprocess.Popen(command, stdout=log, stderr=log, text=True)
+            self._processes[name] = subprocess.Popen([*self._enter(name), *command], stdout=log, stderr=log, text=True)
         if name in self._cores:  # long before the interpreter is up and counts them
             self.pin(name, self._cores[name])
+
+    def _enter(self, name: str) -> Sequence[str]:
+        """What a program's command begins with, so that it runs where it shall."""
+        return ()
 
     def _wait(self, name: str, up: Callable[[], bool], *, timeout_s: float = START_TIMEOUT_S) -> None:
         deadline_at_s = time.monotonic() + timeout_s
@@ -297,9 +307,3 @@ def _companion(n: int) -> str:
 
 def _identity(folder: Path) -> dict[str, Any]:
     return {"cert": str(folder / "cert.pem"), "key": str(folder / "key.pem"), "ca": str(folder / "ca.pem")}
-
-
-def _answers(host: str, port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1):
-        return True
-    return False

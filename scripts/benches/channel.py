@@ -15,20 +15,20 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
 from scripts.benches import channel_peers
 from scripts.benches.figure import CACHE, Figure
+from scripts.lab_pair import netlab
 from scripts.models import Unavailable
 from split.identity.certificates import issue, make_authority
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = CACHE / "channel"
 ENDS: Final = "scripts.benches.channel_ends"
+LAB: Final = "bench"
 DELAY_MS: Final = 20
 """Each way: RTT 40 ms."""
 SEGMENT_SHARE: Final = 1448 / 1500
@@ -43,24 +43,8 @@ def prepare() -> None:
         make_authority(FOLDER / "ca")
         issue(FOLDER / "ca", "device", "device", FOLDER / "device")
         issue(FOLDER / "ca", "companion", "companion", FOLDER / "companion")
-    if os.geteuid() != 0 or not Path("/dev/net/tun").exists():
-        raise Unavailable("the bench channel makes network namespaces: it needs root and /dev/net/tun")
-    try:
-        netlab().binary()
-    except (OSError, RuntimeError) as error:
-        raise Unavailable(f"the link emulator of scripts/netlab.c cannot be compiled: {error}") from error
+    netlab(LAB)
     channel_peers.prepare(FOLDER)
-
-
-def netlab() -> ModuleType:
-    """`scripts/netlab`, which is a program, as a module; in a lab of its own."""
-    os.environ["NETLAB_ID"] = "bench"
-    loader = SourceFileLoader("netlab", str(ROOT / "scripts" / "netlab"))
-    spec = spec_from_loader("netlab", loader)
-    assert spec is not None
-    module = module_from_spec(spec)
-    loader.exec_module(module)
-    return module
 
 
 class Ends:
@@ -134,7 +118,7 @@ class Link:
 
 @contextlib.contextmanager
 def link_up() -> Iterator[Link]:
-    lab = netlab()
+    lab = netlab(LAB)
     for cc in ("bbr", "cubic"):
         if modprobe := shutil.which("modprobe"):
             subprocess.run([modprobe, f"tcp_{cc}"], check=False, capture_output=True)

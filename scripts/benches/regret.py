@@ -1,0 +1,204 @@
+"""Latency of the chosen plan / latency of the best plan there was, over models × links × device speeds.
+
+Device daemon and companion are real processes in two network namespaces with a processor each, an emulated link
+between them (scripts/netlab), the device slowed by `emulation.slowdown`. An exhaustive oracle would take hours, so
+stages and transfers are measured once (`regret_stages.py`), their sums rank all plans, and the best few of a cell run
+for real (`regret_oracle.py`). Beside each figure the noise floor: the same plan twice in the same turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from scripts.benches import regret_cells as grid
+from scripts.benches import regret_plot
+from scripts.benches.figure import CACHE, Figure, percentile
+from scripts.benches.regret_cells import Cell, Subject
+from scripts.benches.regret_oracle import AUTO, Measured, measure
+from scripts.benches.regret_stages import (
+    Offer,
+    Sums,
+    kept_stages,
+    kept_transfers,
+    measure_stages,
+    measure_transfers,
+    offers_of,
+    wait_until_open,
+)
+from scripts.lab_pair import LabPair, lab_pair
+
+FOLDER: Final = CACHE / "regret"
+LAB: Final = "regret"
+TRANSFERS_BY: Final = grid.SUBJECTS[0]
+"""The subject whose plans measure the links: photos, from a few KB to 600."""
+CELL_S, CELL_QUICK_S = 25.0, 7.0
+WORTH: Final = 1.02
+"""Splitting is worth something in a cell where the best plan without it takes so many times as long."""
+
+
+def prepare() -> None:
+    """Models laid out and profiled, stages at all speeds and transfers over all links measured: half an hour once."""
+    grid.lay_models(FOLDER / "models", list(dict.fromkeys(subject.model for subject in grid.SUBJECTS)))
+    if all(_is_ready(slowdown) for slowdown in grid.SLOWDOWNS):
+        return
+    with _pair() as pair:
+        for slowdown in grid.SLOWDOWNS:
+            _start(pair, slowdown)
+
+
+def run(
+    *, quick: bool, full: bool = False, policies: bool = False, plot: Path | None = None
+) -> tuple[list[Figure], list[dict[str, Any]]]:
+    offers = offers_of(FOLDER, grid.SUBJECTS)
+    sums = Sums(FOLDER, offers)
+    cells = grid.cells_quick(sums.nearness) if quick else grid.cells_default(sums.nearness)
+    if full:
+        cells = grid.every_cell()
+    measured = list(_cells(grid.in_order(cells), offers, sums, seconds=CELL_QUICK_S if quick else CELL_S))
+    if plot is not None:
+        regret_plot.draw(measured, plot)
+    return figures(measured), [*_summaries(measured), *map(_row, measured), *_by_model(measured)]
+
+
+def _cells(cells: Sequence[Cell], offers: dict[Subject, Offer], sums: Sums, *, seconds: float) -> Iterator[Measured]:
+    with _pair() as pair:
+        slowdown = 0.0
+        for number, cell in enumerate(cells, 1):
+            started_s = time.monotonic()
+            if cell.slowdown != slowdown:
+                slowdown = cell.slowdown
+                pair.start_agent(slowdown=slowdown)
+                wait_until_open(pair, {cell.subject: offers[cell.subject] for cell in cells})
+            found = measure(pair, cell, offers[cell.subject], sums.of(cell), seconds=seconds)
+            print(
+                f"{number}/{len(cells)} {cell}: {found.chosen}, regret {found.regret:.3f}, noise {found.noise:.3f}, "
+                f"{time.monotonic() - started_s:.0f} s",
+                flush=True,
+            )
+            yield found
+
+
+@contextlib.contextmanager
+def _pair() -> Iterator[LabPair]:
+    with lab_pair(FOLDER, FOLDER / "models", name=LAB) as pair:
+        yield pair
+
+
+def _is_ready(slowdown: float) -> bool:
+    with contextlib.suppress(OSError, KeyError, AssertionError):
+        offers = offers_of(FOLDER, grid.SUBJECTS)
+        stages = all(kept_stages(FOLDER, offer, slowdown).numbers for offer in offers.values())
+        return stages and all(kept_transfers(FOLDER, link).numbers for link in grid.LINKS)
+    return False
+
+
+def _start(pair: LabPair, slowdown: float) -> None:
+    """The device at this speed, and what is not kept of it yet measured."""
+    print(f"starting the device, {slowdown:g}× slower …", flush=True)
+    pair.start_agent(slowdown=slowdown)
+    offers = offers_of(FOLDER, grid.SUBJECTS)
+    wait_until_open(pair, offers)
+    for offer in offers.values():
+        measure_stages(pair, FOLDER, offer, slowdown)
+    for link in grid.LINKS:
+        measure_transfers(pair, FOLDER, offers[TRANSFERS_BY], link)
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------
+
+
+def figures(measured: Sequence[Measured]) -> list[Figure]:
+    """Those of DESIGN §9."""
+    values = {name: value for name, (value, *_) in _values(measured).items()}
+    bounds = {"mean": 1.03, "p95": 1.10, "contested_mean": 1.05, "stage_mape": 0.10}
+    found = [Figure(name=name, value=values[name], unit="ratio", at_most=bound) for name, bound in bounds.items()]
+    return [*found, Figure(name="split_value", value=values["split_value"], unit="ratio", at_least=1.0)]
+
+
+def _values(measured: Sequence[Measured]) -> dict[str, tuple[float, float, int]]:
+    """Figure → (value, noise: the same of one plan run twice, cells)."""
+    contested = [one for one in measured if one.contested]
+    errors = [error for one in measured for error in one.stage_errors.values()]
+
+    def over(cells: Sequence[Measured], of: Callable[[list[float]], float]) -> tuple[float, float, int]:
+        if not cells:
+            return 1.0, 1.0, 0
+        return of([one.regret for one in cells]), of([one.noise for one in cells]), len(cells)
+
+    def p95(values: list[float]) -> float:
+        return percentile(values, 0.95)
+
+    auto = statistics.fmean(one.auto_regret for one in measured)
+    noise = statistics.fmean(one.noise for one in measured)
+    return {
+        "mean": over(measured, statistics.fmean),
+        "p95": over(measured, p95),
+        "contested_mean": over(contested, statistics.fmean),
+        "auto_mean": (auto, noise, len(measured)),
+        "split_value": (geometric_mean([one.split_value for one in measured]), noise, len(measured)),
+        "stage_mape": (statistics.fmean(errors), noise - 1.0, len(measured)),
+    }
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(statistics.fmean(map(math.log, values)))
+
+
+def _summaries(measured: Sequence[Measured]) -> list[dict[str, Any]]:
+    return [
+        {"figure": name, "value": value, "noise": noise, "cells": cells}
+        for name, (value, noise, cells) in _values(measured).items()
+    ]
+
+
+def _row(one: Measured) -> dict[str, Any]:
+    cell, oracle = one.cell, one.oracle()
+    return {
+        "model": str(cell.subject),
+        "link": str(cell.link),
+        "slowdown": cell.slowdown,
+        "chosen": str(one.chosen),
+        "oracle": oracle,
+        "chosen_ms": one.median(one.scored),
+        "auto_ms": one.median(AUTO),
+        "oracle_ms": one.median(oracle),
+        "regret": one.regret,
+        "auto_regret": one.auto_regret,
+        "noise": one.noise,
+        "contested": one.contested,
+        **{f"{placement}_ms": ms for placement, ms in one.placements().items()},
+        "split_value": one.split_value,
+        "predicted_ms": one.predicted_ms,
+        "modelled_ms": one.sums_ms.get(one.chosen),
+        "stage_errors": one.stage_errors,
+        "turns": len(one.ms[AUTO]),
+        "learned": one.learned,
+        "auto_plans": dict(one.auto_plans),
+        "excluded": one.excluded,
+        "congestion_control": one.congestion_control,
+        "why": one.reason,
+    }
+
+
+def _by_model(measured: Sequence[Measured]) -> list[dict[str, Any]]:
+    """What splitting is worth to each, and where it is worth nothing."""
+    rows = []
+    for subject in dict.fromkeys(one.cell.subject for one in measured):
+        cells = [one for one in measured if one.cell.subject == subject]
+        rows.append(
+            {
+                "subject": str(subject),
+                "kind": subject.kind,
+                "cells": len(cells),
+                "mean_regret": statistics.fmean(one.regret for one in cells),
+                "split_value": geometric_mean([one.split_value for one in cells]),
+                "split_worth_it_in": sum(one.split_value > WORTH for one in cells),
+            }
+        )
+    return rows

@@ -1,0 +1,270 @@
+"""One cell for real: what `auto` settles on, against the best of the plans that could have been.
+
+`auto` answers requests until it has settled; what it chose then is the chosen plan. Then the plans that may be the best
+run as forced plans in turns, `auto` itself and the chosen plan a second time among them, each turn in another order.
+The oracle is the best of the odd turns and scored on the even ones: the minimum of many noisy medians would flatter
+it. Requests come one after the other, from one caller; what counts is what this caller waits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from scripts.benches.regret_cells import CONTESTED, Cell
+from scripts.benches.regret_stages import PAUSE_S, Offer, best_of_placements, fell_back
+from scripts.client import Answer, Client, Refused
+from scripts.lab_pair import LabPair
+from split.plan.plan import LOCAL, Placement, Plan
+
+BEST: Final = 5
+"""Plans of the sums that run for real, beside local, the offloads and the chosen one."""
+HOPELESS: Final = 2.0
+"""A plan runs once and no more when then, as in the sums, it takes so many times as long as the best."""
+LEARN: Final = 30
+"""Requests that `auto` has to settle, at least `LEARN_S`, at most a share of the cell's seconds."""
+LEARN_S: Final = 2.0
+LEARN_SHARE: Final = 0.4
+LEARN_MIN: Final = 6
+SETTLED: Final = 1 / 3
+"""Of these requests, the last: what they chose most often is the chosen plan."""
+TURNS: Final = 40
+TURNS_MIN: Final = 6
+"""Even, so that odd and even turns are as many."""
+FAILED: Final = 0.25
+"""A plan that fell back more often than so is left out, with its reason."""
+
+AUTO, AGAIN = "auto", "again"
+STAGE_SHARE: Final = 0.05
+"""Stages shorter than so much of a request change no decision; their predictions are not judged."""
+EXPLAINED: Final = 12
+"""Requests of `auto` whose predictions are compared."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Measured:
+    """A cell as it was."""
+
+    cell: Cell
+    chosen: Plan
+    learned: int
+    """Requests that `auto` had."""
+    ms: dict[str, list[float | None]]
+    """Plan, `auto` or `again` → what each turn took; None where it fell back."""
+    sums_ms: Mapping[Plan, float]
+    excluded: dict[str, str] = field(default_factory=dict)
+    """Plan → why it did not take part."""
+    predicted_ms: float = 0.0
+    stage_errors: dict[str, float] = field(default_factory=dict)
+    """Stage → median of |predicted / measured − 1| over `auto`'s requests."""
+    reason: str = ""
+    """The daemon's own, of the last request of `auto`."""
+    congestion_control: str = ""
+    auto_plans: Counter[str] = field(default_factory=Counter)
+
+    def median(self, name: str, odd: bool | None = None) -> float:
+        """ms over all turns, or the odd or even ones."""
+        values = self.ms[name][{None: slice(None), True: slice(1, None, 2), False: slice(0, None, 2)}[odd]]
+        return statistics.median([value for value in values if value is not None])
+
+    def plans(self) -> list[str]:
+        return [name for name in self.ms if name not in (AUTO, AGAIN)]
+
+    def oracle(self, pool: Sequence[str] | None = None) -> str:
+        """Of all plans, or of the pool: the best of the odd turns."""
+        return min(pool or self.plans(), key=lambda name: self.median(name, odd=True))
+
+    @property
+    def scored(self) -> str:
+        """What stands for the choice: the chosen plan; `auto` where that could not be had as a forced plan."""
+        return str(self.chosen) if str(self.chosen) in self.ms else AUTO
+
+    @property
+    def regret(self) -> float:
+        return self.median(self.scored, odd=False) / self.median(self.oracle(), odd=False)
+
+    @property
+    def auto_regret(self) -> float:
+        return self.median(AUTO, odd=False) / self.median(self.oracle(), odd=False)
+
+    @property
+    def noise(self) -> float:
+        """The same plan twice, ≥ 1."""
+        again = AGAIN if AGAIN in self.ms else AUTO
+        ratio = self.median(again, odd=False) / self.median(self.scored, odd=False)
+        return max(ratio, 1 / ratio)
+
+    @property
+    def split_value(self) -> float:
+        """Best plan that is no split / best plan."""
+        others = [name for name in self.plans() if not name.startswith(str(Placement.SPLIT))]
+        return self.median(self.oracle(others), odd=False) / self.median(self.oracle(), odd=False)
+
+    def placements(self) -> dict[str, float]:
+        """Placement → ms of its best plan; of those that were left out as hopeless what the sums say."""
+        best = {str(placement): ms for placement, ms in best_of_placements(self.sums_ms).items()}
+        for placement in best:
+            ran = [self.median(name) for name in self.plans() if name.startswith(placement)]
+            best[placement] = min(ran, default=best[placement])
+        return best
+
+    @property
+    def contested(self) -> bool:
+        best, *others = sorted(self.placements().values())
+        return bool(others) and others[0] <= CONTESTED * best
+
+
+def measure(pair: LabPair, cell: Cell, offer: Offer, sums_ms: Mapping[Plan, float], *, seconds: float) -> Measured:
+    """Within about so many seconds, as many turns as they hold."""
+    pair.condition(cell.link)
+    ends_at_s = time.monotonic() + seconds
+    with pair.client() as client:
+        chosen, learned = _learn(client, offer, seconds)
+        pool = _pool(offer, sums_ms, chosen)
+        found = Measured(cell=cell, chosen=chosen, learned=learned, ms={}, sums_ms=sums_ms)
+        running, turn_s = _first_look(client, offer, pool, found)
+        autos = _turns(client, offer, running, found, _turn_count(ends_at_s - time.monotonic(), turn_s))
+        _leave_out_failed(found)
+        _explain(client, autos, found)
+        bulk = client.get("/v2/isthmus/status")["companion"]["connections"]
+        found.congestion_control = str(bulk[-1]["congestion_control"]) if bulk else ""
+    return found
+
+
+def _learn(client: Client, offer: Offer, seconds: float) -> tuple[Plan, int]:
+    """Requests until `auto` has settled: what it chose, and how many they were."""
+    started_at_s, plans = time.monotonic(), []
+    by_text = {str(plan): plan for plan in offer.plans}
+    for number in itertools.count(1):
+        took_s = time.monotonic() - started_at_s
+        enough = number > LEARN and took_s >= min(LEARN_S, LEARN_SHARE * seconds)
+        if enough or (number > LEARN_MIN and took_s >= LEARN_SHARE * seconds):
+            break
+        time.sleep(PAUSE_S)
+        plans.append(_wanted(client, offer.ask_auto(client)))
+    settled = plans[-max(round(len(plans) * SETTLED), 1) :]
+    return by_text[Counter(settled).most_common(1)[0][0]], len(plans)
+
+
+def _wanted(client: Client, answer: Answer) -> str:
+    """The plan that was chosen, which another may have stood in for."""
+    if not answer.fallback:
+        return answer.plan
+    chosen = client.get(f"/v2/isthmus/explain/{answer.request_id}")["chosen"]
+    return " ".join(str(chosen[key]) for key in ("placement", "cut", "codec") if chosen[key])
+
+
+def _pool(offer: Offer, sums_ms: Mapping[Plan, float], chosen: Plan) -> list[Plan]:
+    """Without repetitions: best of the sums, local, raw and encoded offload, the chosen plan."""
+    ends = [
+        plan for plan in offer.plans if plan is LOCAL or str(plan) in {f"{Placement.OFFLOAD} {c}" for c in _OFFLOADS}
+    ]
+    return list(dict.fromkeys([*list(sums_ms)[:BEST], *ends, chosen]))
+
+
+_OFFLOADS: Final = ("raw", "encoded")
+
+
+def _first_look(client: Client, offer: Offer, pool: Sequence[Plan], found: Measured) -> tuple[list[Plan], float]:
+    """Each once, which opens what is not open: the plans that take part, and the seconds that they took."""
+    looks: dict[Plan, float] = {}
+    least_ms = min(found.sums_ms.values())
+    for plan in sorted(pool, key=lambda plan: found.sums_ms.get(plan, 0.0)):
+        modelled = found.sums_ms.get(plan, 0.0)
+        if looks and modelled > HOPELESS**2 * min(looks.values()) and modelled > HOPELESS**2 * least_ms:
+            found.excluded[str(plan)] = f"hopeless: {modelled:.0f} ms by the sums"
+            continue
+        try:
+            answer = offer.ask(client, plan)
+            why = fell_back(answer, plan)
+            if not why:
+                answer = offer.ask(client, plan)
+        except Refused as error:
+            why = str(error)
+        if why:
+            found.excluded[str(plan)] = why
+        else:
+            looks[plan] = answer.took_ms
+    best_ms = min(looks.values())
+    running = []
+    for plan, took_ms in looks.items():
+        if plan != found.chosen and min(took_ms / best_ms, found.sums_ms.get(plan, took_ms) / least_ms) > HOPELESS:
+            found.excluded[str(plan)] = f"hopeless: took {took_ms:.0f} ms"
+        else:
+            running.append(plan)
+    chosen_ms = looks.get(found.chosen, best_ms)
+    return running, (sum(looks[plan] for plan in running) + 2 * chosen_ms) / 1e3 + (len(running) + 2) * PAUSE_S
+
+
+def _turn_count(left_s: float, turn_s: float) -> int:
+    turns = min(max(int(left_s / turn_s), TURNS_MIN), TURNS)
+    return turns - turns % 2
+
+
+def _turns(client: Client, offer: Offer, running: Sequence[Plan], found: Measured, turns: int) -> list[Answer]:
+    """What every plan takes in each turn, into `found`; the answers of `auto`."""
+    work: dict[str, Plan | None] = {str(plan): plan for plan in running}
+    work |= {AUTO: None, AGAIN: found.chosen} if found.chosen in running else {AUTO: None}
+    found.ms = {name: [] for name in work}
+    autos = []
+    for turn in range(turns):
+        names = list(work)
+        random.Random(turn).shuffle(names)
+        for name in names:
+            plan = work[name]
+            time.sleep(PAUSE_S)
+            answer = offer.ask_auto(client) if plan is None else offer.ask(client, plan)
+            if plan is None:
+                autos.append(answer)
+                found.auto_plans[answer.plan + (" after a fallback" if answer.fallback else "")] += 1
+            why = "" if plan is None else fell_back(answer, plan)
+            found.ms[name].append(None if why else answer.took_ms)
+            if why:
+                found.excluded[name] = why
+    return autos
+
+
+def _leave_out_failed(found: Measured) -> None:
+    """Plans that fell back too often are no plans one could have had; a single time is only said."""
+    for name in list(found.ms):
+        taken = found.ms[name]
+        fell = sum(ms is None for ms in taken)
+        ran = [[ms for ms in taken[start::2] if ms is not None] for start in (0, 1)]
+        if fell > FAILED * len(taken) or not all(ran):
+            del found.ms[name]
+        elif fell:
+            found.excluded[name] = f"{fell} of {len(taken)} turns left out: {found.excluded[name]}"
+
+
+def _explain(client: Client, autos: Sequence[Answer], found: Measured) -> None:
+    """Predicted against measured, stage by stage, of the last requests."""
+    errors: dict[str, list[float]] = {}
+    predicted = []
+    for answer in autos[-EXPLAINED:]:
+        explained: Mapping[str, Any] = client.get(f"/v2/isthmus/explain/{answer.request_id}")
+        predicted.append(float(explained["chosen"]["predicted_ms"]))
+        found.reason = str(explained["reason"])
+        if answer.fallback:
+            continue
+        told, came = explained["chosen"]["stages_ms"], explained["measured_ms"]
+        for stage, (told_ms, came_ms) in _pairs(told, came).items():
+            if came_ms >= STAGE_SHARE * explained["total_ms"]:
+                errors.setdefault(stage, []).append(abs(told_ms / came_ms - 1))
+    found.predicted_ms = statistics.median(predicted)
+    found.stage_errors = {stage: statistics.median(each) for stage, each in errors.items()}
+
+
+def _pairs(told: Mapping[str, float], came: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+    """Stage → (predicted, measured): the way there and back is measured in one, a whole is predicted as a head."""
+    pairs = {stage: (told.get(stage, 0.0), came[stage]) for stage in came if stage not in ("network", "whole")}
+    if "network" in came:
+        pairs["network"] = (told["up"] + told["down"], came["network"])
+    if "whole" in came:
+        pairs["whole"] = (told["head"], came["whole"])
+    return pairs

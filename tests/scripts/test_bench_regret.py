@@ -1,0 +1,96 @@
+"""What scripts/bench regret makes of what it measured; the measuring itself needs two network namespaces."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from scripts.benches import regret
+from scripts.benches.regret_cells import LINKS, SLOWDOWNS, SUBJECTS, Cell, cells_default
+from scripts.benches.regret_oracle import AGAIN, AUTO, Measured
+from scripts.benches.regret_stages import Transfers, best_of_placements
+from split.ids import CutId
+from split.plan.plan import LOCAL, Placement, Plan
+
+SPLIT = Plan(placement=Placement.SPLIT, cut=CutId("0" * 12), codec="int8")
+OFFLOAD = Plan(placement=Placement.OFFLOAD, codec="raw")
+CELL = Cell(subject=SUBJECTS[0], link=LINKS[0], slowdown=5.0)
+
+
+def measured(ms: dict[str, list[float | None]], chosen: Plan = LOCAL) -> Measured:
+    sums_ms = {LOCAL: 10.0, SPLIT: 12.0, OFFLOAD: 90.0}
+    return Measured(cell=CELL, chosen=chosen, learned=30, ms=ms, sums_ms=sums_ms)
+
+
+def test_the_oracle_is_picked_on_the_odd_turns_and_scored_on_the_even_ones() -> None:
+    one = measured(
+        {
+            str(LOCAL): [10.0, 12.0, 10.0, 12.0],
+            str(SPLIT): [15.0, 11.0, 15.0, 11.0],
+            AGAIN: [11.0, 12.0, 11.0, 12.0],
+            AUTO: [9.0, 12.0, 9.0, 12.0],
+        }
+    )
+    assert one.oracle() == str(SPLIT)
+    assert one.regret == pytest.approx(10 / 15)  # the lucky turns of the oracle do not count
+    assert one.auto_regret == pytest.approx(9 / 15)
+    assert one.noise == pytest.approx(1.1)
+
+
+def test_what_splitting_is_worth_is_the_best_plan_without_it_over_the_best_plan() -> None:
+    one = measured({str(LOCAL): [30.0] * 4, str(SPLIT): [20.0] * 4, AGAIN: [20.0] * 4, AUTO: [20.0] * 4}, SPLIT)
+    assert one.split_value == pytest.approx(1.5)
+
+
+def test_auto_stands_for_a_chosen_plan_that_could_not_be_had() -> None:
+    one = measured({str(LOCAL): [10.0] * 4, AUTO: [11.0] * 4}, OFFLOAD)
+    assert one.regret == pytest.approx(1.1)
+    assert one.noise == pytest.approx(1.0)
+
+
+def test_a_cell_is_contested_where_a_second_placement_is_within_half_as_much_again() -> None:
+    def contested(split_ms: float) -> bool:
+        return measured({str(LOCAL): [10.0] * 4, str(SPLIT): [split_ms] * 4, AUTO: [10.0] * 4}).contested
+
+    assert contested(15.0)
+    assert not contested(15.1)
+
+
+def test_a_placement_that_was_left_out_counts_with_its_sum() -> None:
+    assert measured({str(LOCAL): [8.0] * 4, AUTO: [8.0] * 4}).placements() == {
+        "local": 8.0,
+        "split": 12.0,
+        "offload": 90.0,
+    }
+
+
+def test_figures_are_means_over_cells_and_the_contested_ones_alone() -> None:
+    even = {str(LOCAL): [10.0] * 4, str(SPLIT): [40.0] * 4, AGAIN: [10.0] * 4, AUTO: [10.0] * 4}
+    near = {str(LOCAL): [10.0] * 4, str(SPLIT): [12.0] * 4, AGAIN: [12.0] * 4, AUTO: [12.0] * 4}
+    cells = [measured(even), measured(near, SPLIT)]
+    for cell in cells:
+        cell.stage_errors = {"whole": 0.04}
+    found = {figure.name: figure.value for figure in regret.figures(cells)}
+    assert found == pytest.approx(
+        {"mean": 1.1, "p95": 1.2, "contested_mean": 1.2, "stage_mape": 0.04, "split_value": 1.0}
+    )
+
+
+def test_transfers_are_straight_lines_that_go_on() -> None:
+    transfers = Transfers({"1000": {"network": 20.0}, "11000": {"network": 30.0}})
+    assert transfers.ms(6000) == pytest.approx(25.0)
+    assert transfers.ms(21000) == pytest.approx(40.0)
+    assert transfers.ms(10) == pytest.approx(20.0)
+
+
+def test_placements_are_ranked_by_their_fastest_plan() -> None:
+    other = Plan(placement=Placement.SPLIT, cut=CutId("1" * 12), codec="raw")
+    assert best_of_placements({LOCAL: 5.0, SPLIT: 9.0, other: 4.0}) == {Placement.SPLIT: 4.0, Placement.LOCAL: 5.0}
+
+
+def test_the_default_cells_are_one_for_each_subject_and_speed_and_leave_no_link_out() -> None:
+    cells = cells_default(lambda cell: LINKS.index(cell.link))
+    pairs = [(cell.slowdown, cell.subject) for cell in cells]
+    assert pairs == list(itertools.product(SLOWDOWNS, SUBJECTS))
+    assert {cell.link for cell in cells} == set(LINKS)
