@@ -9,7 +9,7 @@ import math
 import time
 from bisect import bisect_left
 from collections import Counter, OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from statistics import median
@@ -17,7 +17,7 @@ from typing import Any
 
 from agent.intake import InferenceRequest
 from split.errors import IsthmusError
-from split.plan.plan import Decision, Plan, PlanEstimate
+from split.plan.plan import Decision, Plan, PlanEstimate, RequestFacts
 from split.tensor import Tensors
 
 KEPT = 1024
@@ -45,6 +45,7 @@ class Entry:
     received_at_s: float
     """Monotonic seconds of this host."""
     deadline_ms: float
+    facts: RequestFacts
     decision: Decision
     total_ms: float
     ran: Plan | None = None
@@ -108,6 +109,7 @@ def answered_entry(request: InferenceRequest, outcome: Outcome) -> Entry:
         model=request.model.name,
         received_at_s=request.received_at_s,
         deadline_ms=_deadline_ms(request),
+        facts=request.facts,
         decision=outcome.decision,
         total_ms=outcome.total_ms,
         ran=outcome.ran,
@@ -122,6 +124,8 @@ def _deadline_ms(request: InferenceRequest) -> float:
 
 class Journal:
     def __init__(self) -> None:
+        self.on_entry: Callable[[Entry], None] = lambda entry: None
+        """Told of each finished request, when it is written down here."""
         self._entries: OrderedDict[str, Entry] = OrderedDict()
         self.totals: dict[str, Totals] = {}
 
@@ -144,6 +148,7 @@ class Journal:
             model=request.model.name,
             received_at_s=request.received_at_s,
             deadline_ms=_deadline_ms(request),
+            facts=request.facts,
             decision=decision,
             total_ms=total_ms,
             error=f"{error.code}: {error}",
@@ -161,6 +166,7 @@ class Journal:
         self._entries[request_id] = entry
         if len(self._entries) > KEPT:
             self._entries.popitem(last=False)
+        self.on_entry(entry)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
