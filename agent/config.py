@@ -92,6 +92,14 @@ class Emulation(_Section, frozen=True, kw_only=True):
     """Every device stage is held (slowdown − 1) × its measured time, asleep, and replies say so. 1.0: no emulation."""
 
 
+class Record(_Section, frozen=True, kw_only=True):
+    enabled: bool = False
+    """Whether what happens to requests (sizes, times, link and load; no contents) is kept on disk, in
+    `state_dir/record`, for `isthmus audit`: 1 MB an hour at most. The last hour is in memory in any case."""
+    days: Annotated[int, msgspec.Meta(ge=1, le=366)] = 7
+    """Days' worth of hours that are kept, 24 MB each at most; a week shows what weekends are like."""
+
+
 class AgentConfig(_Section, frozen=True, kw_only=True):
     models: Path
     """Model repository: `<name>/<version>/model.onnx`."""
@@ -112,6 +120,7 @@ class AgentConfig(_Section, frozen=True, kw_only=True):
     workbench: Workbench = Workbench()
     link: Link = Link()
     power: Power = Power()
+    record: Record = Record()
     device: str | None = None
     """Profile whose power figures hold for this board (`profiles/devices`). Off: recognised by its device tree, else
     the generic one of its architecture; what the board measures itself goes before."""

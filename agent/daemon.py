@@ -22,6 +22,8 @@ from agent.lateness import Lateness
 from agent.metering import Meter, interface_of
 from agent.metrics import Metrics
 from agent.planner import Planner
+from agent.record_files import RecordFiles
+from agent.recorder import Recorder
 from agent.renewal import Renewal
 from agent.repository import Repository
 from agent.room import Room
@@ -106,6 +108,15 @@ class Daemon:
             probe_bytes_per_hour=config.link.probe_bytes_per_hour,
             metered=meter.left,
         )
+        recorder = Recorder(
+            knows=planner.known,
+            slowdown=config.emulation.slowdown,
+            price_per_gb=config.link.price_per_gb,
+            price_per_companion_s=config.link.price_per_companion_s,
+            files=RecordFiles(config.state_dir / "record", days=config.record.days) if config.record.enabled else None,
+            now_s=asyncio.get_running_loop().time,
+        )
+        journal.on_entry = recorder.note
         uplink = Uplink(
             companions=[str(address) for address in config.companions],
             dial=self._metered_dial,
@@ -129,10 +140,13 @@ class Daemon:
             compute=compute,
             metrics=_metrics(journal, compute, uplink, meter, renewal),
             meter=meter,
+            recorder=recorder,
             health=health,
             machine=machine,
             identity=lambda: renewal.status() if renewal is not None else None,
         )
+        self._stack.callback(recorder.close)
+        self._stack.callback(self.service.settle_books)
         repository.start()
         self._stack.push_async_callback(repository.close)
         uplink.start()
@@ -152,6 +166,8 @@ class Daemon:
         self._stack.callback(warming_task.cancel)
         metering = asyncio.create_task(meter.run(), name="metering")
         self._stack.callback(metering.cancel)
+        recording = asyncio.create_task(recorder.run(), name="recording")
+        self._stack.callback(recording.cancel)
         watchdog = asyncio.create_task(feed_watchdog(health.live), name="watchdog")
         self._stack.callback(watchdog.cancel)
 

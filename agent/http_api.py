@@ -86,6 +86,9 @@ class Service(Protocol):
 
     def explain(self, request_id: str) -> dict[str, Any] | None: ...
 
+    def record(self) -> bytes:
+        """What happened in the last hour, in the format of `agent/record.py`."""
+
     def metrics(self) -> bytes:
         """Prometheus text format 0.0.4."""
 
@@ -245,6 +248,9 @@ class HttpApi:
                 if explained is None:
                     raise HttpRefusal(404, "no such request is remembered; the id is isthmus.request_id of an answer")
                 return json_answer(explained)
+            case ["v2", "isthmus", "record"]:
+                _only(request, "GET")
+                return web.Response(body=service.record(), headers={"Content-Type": "application/zstd"})
             case ["metrics"]:
                 _only(request, "GET")
                 return web.Response(

@@ -59,6 +59,10 @@ class DaemonClient:
         """What the protocol tells of a model: its metadata, or `config`, `stats`."""
         return self._json("GET", f"/v2/models/{_quoted(model)}{what and '/'}{what}")
 
+    def fetch(self, path: str) -> bytes:
+        """What lies at `path`, as it is."""
+        return self._send("GET", path, None, {})[1]
+
     def describe(self, model: str) -> dict[str, Any]:
         """Metadata, contract and schemas of a model (its `OPTIONS`)."""
         return self._json("OPTIONS", f"/v2/models/{_quoted(model)}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -43,6 +43,22 @@ OpeningMs = Mapping[CutId | Placement, tuple[float, float]]
 """Cut, local or offload → ms to open what runs first on the device, and what finishes there; what is not in it is
 open. Another object whenever something has changed."""
 _ALL_OPEN: Final[OpeningMs] = {}
+
+
+class Known(NamedTuple):
+    """What is known of one model at this moment, for a record of what happened."""
+
+    table: PlanTable
+    alpha: float
+    """Drift of the device's compute; of its codecs and pictures not."""
+    beta: float
+    """Drift of the companion's."""
+    speed_ratio: float
+    """Companion / device on the same work."""
+    image_ms: float
+    """Preparing an encoded input on the device, and at the companion."""
+    cloud_image_ms: float
+    cloud_queue_ms: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -406,6 +422,21 @@ class Planner:
             "remote_reason": self._lost or self._silent,
             "models": {name: self._model_snapshot(model) for name, model in self._models.items()},
         }
+
+    def known(self, name: str, now_s: float) -> Known | None:
+        """What a record says of a model beside a request; None without `add_model`."""
+        model = self._models.get(name)
+        if model is None:
+            return None
+        return Known(
+            table=model.table,
+            alpha=model.edge.ratio,
+            beta=model.cloud.ratio,
+            speed_ratio=model.speed_ratio,
+            image_ms=model.profile.image_ms,
+            cloud_image_ms=model.cloud_image_ms,
+            cloud_queue_ms=self._queue.at(now_s)[0],
+        )
 
     def _model_snapshot(self, model: _Model) -> Mapping[str, object]:
         return {

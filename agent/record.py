@@ -1,7 +1,7 @@
 """The format of a record of traffic (`docs/audit.md`): what `recorder.py` writes and `isthmus audit` reads.
 
-A record is a row of zstandard frames, each of them JSON lines, so that `zstd -dc FILE` shows all that was recorded. Each
-frame carries its length and a checksum: what a crash has torn off ends the record and costs nothing before it.
+A record is a row of zstandard frames, each of them JSON lines, so that `zstd -dc FILE` shows all that was recorded.
+Each frame carries its length and a checksum: what a crash has torn off ends the record and costs nothing before it.
 No I/O, no clock. Numbers, and the names that the operator gave his models: no tensors, no texts of requests.
 """
 
@@ -46,6 +46,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, tag="head", tag_field="is"
     slowdown: float
     """`emulation.slowdown`; 1.0: none."""
     price_per_gb: float
+    """`link.price_per_gb`; 0.0: none was set."""
+    price_per_companion_s: float
 
 
 class PlanCosts(msgspec.Struct, frozen=True, array_like=True):
@@ -189,16 +191,19 @@ def unpack(data: bytes, *, name: str) -> Record:
     """A record, or several behind each other. BadRecord (which calls it `name`) where not one frame is sound, or where
     what it says makes no sense."""
     if len(data) > FILE_BYTES_MAX:
-        raise BadRecord(f"{name} has {len(data)} bytes; a record has at most {FILE_BYTES_MAX}: give fewer files at once")
-    end, heads, tables, batches = 0, [], {}, []
+        raise BadRecord(
+            f"{name} has {len(data)} bytes; a record has at most {FILE_BYTES_MAX}: give fewer files at once"
+        )
+    sound_bytes, heads, tables, batches = 0, [], {}, []
     for end, text in whole_frames(data):
+        sound_bytes = end
         for line in _lines(text, name):
             match line:
                 case Head():
                     if line.format != FORMAT:
                         raise BadRecord(
-                            f"{name} is a record of format {line.format}, this program reads {FORMAT}; read it with the "
-                            f"version that wrote it ({line.agent})"
+                            f"{name} is a record of format {line.format}, this program reads {FORMAT}; read it with "
+                            f"the version that wrote it ({line.agent})"
                         )
                     heads.append(line)
                 case Table():
@@ -214,7 +219,7 @@ def unpack(data: bytes, *, name: str) -> Record:
             f"{name} is no record of traffic: expected zstandard frames of JSON lines that begin with a head, as "
             "`record` in the daemon's configuration and `isthmus audit --url URL --save FILE` write them"
         )
-    return Record(heads=tuple(heads), tables=tables, batches=tuple(batches), torn_bytes=len(data) - end)
+    return Record(heads=tuple(heads), tables=tables, batches=tuple(batches), torn_bytes=len(data) - sound_bytes)
 
 
 TABLES_PER_HEAD: Final = 1 << 20

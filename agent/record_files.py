@@ -23,11 +23,11 @@ NAME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d\.zst")
 
 
 class RecordFiles:
-    """The records of one daemon in `folder`, the last `hours` of them."""
+    """The records of one daemon in `folder`, as many hours as `days` have."""
 
-    def __init__(self, folder: Path, *, hours: int) -> None:
+    def __init__(self, folder: Path, *, days: int) -> None:
         self._folder = folder
-        self._hours = hours
+        self._hours = 24 * days
         self._sound: dict[Path, int] = {}
         """Length of the file that is written, as far as it is sound."""
 

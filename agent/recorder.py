@@ -111,13 +111,14 @@ class Recorder:
         knows: Callable[[str, float], Known | None],
         slowdown: float = 1.0,
         price_per_gb: float = 0.0,
+        price_per_companion_s: float = 0.0,
         files: RecordFiles | None = None,
         now_s: Callable[[], float],
         wall_s: Callable[[], float] = time.time,
     ) -> None:
         self._knows = knows
         self._slowdown = slowdown
-        self._price_per_gb = price_per_gb
+        self._prices = (price_per_gb, price_per_companion_s)
         self._files = files
         self._now_s = now_s
         self._wall_s = wall_s
@@ -241,7 +242,8 @@ class Recorder:
             agent=f"isthmus {VERSION}",
             started=started,
             slowdown=self._slowdown,
-            price_per_gb=self._price_per_gb,
+            price_per_gb=self._prices[0],
+            price_per_companion_s=self._prices[1],
         )
         frame = pack([head])
         used_bytes = 0 if self._files is None else self._files.size_bytes(hour)
@@ -298,9 +300,13 @@ class Recorder:
         while True:
             await asyncio.sleep(EVERY_S)
             self.close_batch()
-            if self._files is not None:
-                waiting, self._waiting = self._waiting, []
-                self._wrote(*await asyncio.to_thread(_write_down, self._files, waiting))
+            await self.write_down()
+
+    async def write_down(self) -> None:
+        """What is closed, to disk, if it is to be there."""
+        if self._files is not None and self._waiting:
+            waiting, self._waiting = self._waiting, []
+            self._wrote(*await asyncio.to_thread(_write_down, self._files, waiting))
 
     def close(self) -> None:
         """The daemon ends."""

@@ -17,6 +17,7 @@ from agent.journal import Journal, Outcome
 from agent.metering import Meter
 from agent.metrics import Metrics
 from agent.planner import Planner
+from agent.recorder import Recorder
 from agent.repository import UNLOADED, ModelState, Repository
 from agent.serve import Serve
 from agent.served_model import ServedModel
@@ -41,6 +42,7 @@ class DaemonService:
         compute: Compute,
         metrics: Metrics,
         meter: Meter,
+        recorder: Recorder,
         health: Health,
         machine: Machine,
         identity: Callable[[], Mapping[str, object] | None],
@@ -54,6 +56,7 @@ class DaemonService:
         self._compute = compute
         self._metrics = metrics
         self._meter = meter
+        self._recorder = recorder
         self._health = health
         self._machine = machine
         self._identity = identity
@@ -154,6 +157,15 @@ class DaemonService:
         self._serve.settle_books()
         return self._journal.explain(request_id)
 
+    def settle_books(self) -> None:
+        """What was answered until now is in journal and record."""
+        self._serve.settle_books()
+
+    def record(self) -> bytes:
+        """What happened in the last hour, for `isthmus audit`."""
+        self._serve.settle_books()
+        return self._recorder.last_hour()
+
     def metrics(self) -> bytes:
         self._serve.settle_books()
         return self._metrics.render()
@@ -207,6 +219,7 @@ class DaemonService:
             },
             "identity": self._identity(),
             "metering": self._meter.snapshot(),
+            "record": self._recorder.snapshot(),
             "queue_ms": round(self._compute.queue_ms, 3),
             **self._journal.counts(),
             "emulation": {"slowdown": self._compute.slowdown},

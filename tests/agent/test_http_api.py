@@ -124,6 +124,9 @@ class Echo:
         return {"request_id": request_id, "model": "net", "chosen": chosen, "runners_up": [rival],
                 "reason": "it is the fastest", "measured_ms": {"head": 13.5}}  # fmt: skip
 
+    def record(self) -> bytes:
+        return b"record"
+
     def metrics(self) -> bytes:
         return b"# TYPE isthmus_requests counter\n"
 
