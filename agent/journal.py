@@ -81,6 +81,8 @@ class Totals:
     """By error code."""
     failures_ms: float = 0.0
     fallbacks: int = 0
+    shadows: Counter[bool] = field(default_factory=Counter)
+    """Answers of the companion's that the device compared with its own, by whether they agreed."""
     stages_ms: dict[str, float] = field(default_factory=dict)
     last_at_ms: int = 0
     """Wall clock, for Triton's statistics."""
@@ -155,6 +157,10 @@ class Journal:
         )
         self._keep(request.id, entry)
 
+    def compared(self, model: str, *, agrees: bool) -> None:
+        """The device ran the whole of a request that the companion had answered."""
+        self._totals(model).shadows[agrees] += 1
+
     def _totals(self, model: str) -> Totals:
         totals = self.totals.get(model)
         if totals is None:
@@ -185,6 +191,13 @@ class Journal:
         """Answered requests by where they ran."""
         totals = self.totals.get(model)
         return {} if totals is None else {name: times.count for name, times in totals.placements.items()}
+
+    def shadows(self, model: str) -> dict[str, int]:
+        """Compared answers of the companion's; empty before the first."""
+        totals = self.totals.get(model)
+        if totals is None or not totals.shadows:
+            return {}
+        return {"agreed": totals.shadows[True], "differed": totals.shadows[False]}
 
     def p50_ms(self, model: str) -> float | None:
         """Median of the last `RECENT` answers; None before the first."""

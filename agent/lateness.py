@@ -109,13 +109,22 @@ class Lateness:
         finally:
             self._beginning = False
 
+    def has_room(self, ms: float) -> bool:
+        """Whether the worker could take a job of so many ms that nobody waits for, and no finish would begin for it."""
+        now_s = asyncio.get_running_loop().time()
+        free_at_s = now_s + (self._queue_ms() + ms) / 1000
+        return all(start_s >= free_at_s for start_s in self._starts(now_s).values())
+
+    def _starts(self, now_s: float) -> dict[str, float]:
+        return latest_starts(now_s, [(k, w.deadline_at_s, w.reserved_ms) for k, w in self._watched.items()])
+
     def _due(self, entering_ms: float, deadline_at_s: float) -> list[_Watched]:
         """Take out what must begin now; one timer for the rest."""
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         free_at_s = now_s + self._queue_ms() / 1000
         behind_at_s = free_at_s + entering_ms / 1000
-        starts = latest_starts(now_s, [(k, w.deadline_at_s, w.reserved_ms) for k, w in self._watched.items()])
+        starts = self._starts(now_s)
         due, next_at_s = [], math.inf
         hedged: str | None = None
         for key, watched in self._watched.items():

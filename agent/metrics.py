@@ -60,7 +60,12 @@ class Metrics:
         fallbacks = CounterMetricFamily(
             "isthmus_fallbacks", "Requests that the device finished for the companion.", labels=["model"]
         )
+        shadows = CounterMetricFamily(
+            "isthmus_shadow_runs", "Answers of the companion's compared with the device's.", labels=["model", "result"]
+        )
         for model, totals in self._journal.totals.items():
+            for agrees, count in totals.shadows.items():
+                shadows.add_metric([model, "agreed" if agrees else "differed"], count)
             for placement, times in totals.placements.items():
                 requests.add_metric([model, placement, "answered"], times.count)
                 buckets = [
@@ -73,7 +78,7 @@ class Metrics:
             for stage, ms in totals.stages_ms.items():
                 stages.add_metric([model, stage], ms / 1000)
             fallbacks.add_metric([model], totals.fallbacks)
-        yield from (requests, durations, stages, fallbacks)
+        yield from (requests, durations, stages, fallbacks, shadows)
         for name, (text, read) in self._gauges.items():
             yield GaugeMetricFamily(name, text, value=read())
         if (link := self._link()) is not None:

@@ -23,6 +23,7 @@ from agent.journal import Journal, Outcome, answered_entry
 from agent.lateness import Lateness
 from agent.parts import in_parts
 from agent.planner import Planner
+from agent.shadowing import Shadowing
 from agent.stages import Finished, Prepared, finish, prepare, whole
 from agent.uplink import Uplink
 from agent.waiting import Asked, RemoteReply
@@ -59,6 +60,7 @@ class Serve:
         self._lateness = lateness
         self._journal = journal
         self._afterwards = Afterwards()
+        self._shadowing = Shadowing(planner=planner, compute=compute, lateness=lateness, journal=journal)
         self._replies = Replies()
         self._turns_ms: dict[str, float] = {}
         """By request that waits for the companion: how much longer one behind it waits."""
@@ -86,6 +88,8 @@ class Serve:
             self._journal.failed(request, decision, error, _since_ms(request))
             raise
         self._afterwards.note(self._journal.answered, request.id, answered_entry(request, outcome))
+        if request.model.contract.behaviour.fallback.strategy == "shadow":
+            self._shadowing.answered(request, outcome, lambda: self._finish_ms(request, Prepared.nothing(request)))
         return outcome
 
     def _decide(self, request: InferenceRequest) -> Decision:

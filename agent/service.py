@@ -190,6 +190,7 @@ class DaemonService:
                     "cuts_note": entry.model.card.note if entry.model is not None else "",
                     "placements": self._journal.placements(entry.name),
                     "p50_ms": self._journal.p50_ms(entry.name),
+                    "shadow": self._journal.shadows(entry.name),
                     **drift,
                 }
             )

@@ -46,7 +46,7 @@ from split.errors import (
 from split.ids import CutId, ModelName
 from split.oip.options import RequestOptions
 from split.plan.plan import LOCAL, Placement, Plan
-from split.profiles.contract import Behaviour, Contract, Fallback, Retry, Weights
+from split.profiles.contract import Behaviour, Contract, Data, Fallback, Fidelity, Retry, Weights
 from split.profiles.measured import CodecCosts, CutCosts, ModelProfile
 from split.runtime.engine import Segment
 from split.runtime.segment import OrtEngine
@@ -1381,5 +1381,109 @@ def test_requests_follow_each_other_at_the_pace_of_the_slowest_stage(
             stages_ms = {"device": HEAD_MS, "link": link_ms, "companion": companion_ms}
             line_ms = sum(stages_ms.values()) + (count - 1) * stages_ms[slowest]
             assert (loop.time() - started_s) * 1000 == pytest.approx(line_ms, rel=0.03)
+
+    run_in_virtual_time(story())
+
+
+SHADOW = Contract(behaviour=Behaviour(fallback=Fallback(strategy="shadow", agreement_min=0.9)))
+
+
+def answers_off_by(ratio: float, seconds: float = 0.006) -> Behaviour_:
+    async def behave(lab: Lab, channel: MemoryChannel, infer: Infer, payload: memoryview) -> None:
+        await asyncio.sleep(seconds)
+        reply, _ = answer(lab, infer, payload)
+        outputs = lab.model.tail(infer.cut).run(decode(payload, max_bytes=1 << 20))  # type: ignore[arg-type]
+        channel.send(reply, encode({name: value * np.float32(1 + ratio) for name, value in outputs.items()}, "raw"))
+
+    return behave
+
+
+def test_a_companion_whose_answers_agree_keeps_the_model_and_is_compared_on_an_idle_device_only(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=replies_after(0.006), contract=SHADOW) as lab:
+            for _ in range(20):
+                outcome = await lab.ask()
+                assert outcome.ran.placement is Placement.SPLIT
+                assert outcome.total_ms < WHOLE_MS  # nobody waits for a comparison
+                await asyncio.sleep(0.5)
+            compared = lab.journal.shadows("tiny")
+            # one whole of 100 ms in a fifth of the time at most: every 500 ms
+            assert compared == {"agreed": 20, "differed": 0}
+            assert lab.intake.room.held_bytes == 0
+            assert lab.planner.local_only_reason("tiny") == ""
+            busy = [asyncio.create_task(lab.ask(mode="local", deadline_ms=9000.0)) for _ in range(20)]
+            for _ in range(3):
+                await lab.ask(deadline_ms=5000.0)
+            await asyncio.gather(*busy)
+            assert lab.journal.shadows("tiny") == compared
+
+    run_in_virtual_time(story())
+
+
+def test_a_companion_ten_percent_off_loses_the_model_until_the_next_connection(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=answers_off_by(0.1), contract=SHADOW) as lab:
+            count = 0
+            while not lab.planner.local_only_reason("tiny"):
+                outcome = await lab.ask()
+                np.testing.assert_allclose(outcome.outputs["y"], Y * 1.1, rtol=1e-6)  # returned by the usual rules
+                count += 1
+                await asyncio.sleep(0.6)
+            assert count == 5
+            assert lab.journal.shadows("tiny") == {"agreed": 0, "differed": 5}
+            why = lab.planner.local_only_reason("tiny")
+            assert "0% of the companion's last answers agree" in why
+            assert "'y'" in why
+            assert any(record.levelname == "WARNING" and why in record.getMessage() for record in caplog.records)
+            outcome = await lab.ask()
+            assert_right(outcome)
+            assert outcome.ran.placement is Placement.LOCAL
+            assert why in outcome.fallback
+            channel = lab.uplink._channel
+            assert isinstance(channel, MemoryChannel)
+            channel.kill()
+            await lab.until(lambda: lab.uplink.connects == 2 and not lab.planner.local_only_reason("tiny"))
+            await asyncio.sleep(0.1)
+            lab.behave = replies_after(0.006)  # it was mended meanwhile
+            for _ in range(8):
+                assert_right(await lab.ask())
+                await asyncio.sleep(0.6)
+            assert lab.planner.local_only_reason("tiny") == ""
+            assert lab.journal.shadows("tiny") == {"agreed": 8, "differed": 5}
+
+    run_in_virtual_time(story())
+
+
+def test_what_the_contracts_fidelity_allows_of_a_lossy_plan_agrees(tmp_path: Path) -> None:
+    contract = Contract(behaviour=SHADOW.behaviour, data=Data(fidelity=Fidelity(measure="relative", bound=0.11)))
+
+    async def story() -> None:
+        async with Lab(tmp_path, behave=answers_off_by(0.1), contract=contract) as lab:
+            for _ in range(8):
+                await lab.ask()
+                await asyncio.sleep(0.6)
+            assert lab.journal.shadows("tiny") == {"agreed": 8, "differed": 0}
+
+    run_in_virtual_time(story())
+
+
+def test_a_comparison_makes_no_waiting_request_begin_its_finish_and_no_other_late(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=replies_after(0.006), contract=SHADOW) as lab:
+            await lab.ask(deadline_ms=2 * WHOLE_MS)  # the next one like it would be late behind a whole
+            await asyncio.sleep(1.0)
+            assert lab.journal.shadows("tiny") == {}
+            waiting = lab.lateness.watch(
+                "other",
+                deadline_at_s=asyncio.get_running_loop().time() + 0.2,
+                local_ms=50.0,
+                timeout_ms=None,
+                begin=asyncio.get_running_loop().create_future,
+            )
+            await lab.ask(deadline_ms=1000.0)
+            assert not waiting.done()
+            assert lab.journal.shadows("tiny") == {}
 
     run_in_virtual_time(story())
