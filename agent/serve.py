@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable
-from typing import Any, Final
+from typing import Any
 
 from agent.afterwards import Afterwards
 from agent.compute import Compute, Job
@@ -29,7 +29,7 @@ from agent.uplink import Uplink
 from agent.waiting import Asked, RemoteReply
 from split.errors import DeadlineExceeded, EngineFailed, IsthmusError, ModelUnavailable, UnknownModel
 from split.ids import OFFLOAD_CUT, CutId
-from split.plan.hedging import HEDGING, Replies, hedge_after_ms
+from split.plan.hedging import HEDGING, REPLY_STAGES, Replies, hedge_after_ms
 from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate
 from split.plan.predict import QUANTILE_SIGMAS
 from split.plan.slack import MARGIN_MS, reserved_ms
@@ -43,9 +43,6 @@ UNPROFILED = Decision(
     reason="this model is not measured yet: until it is, it runs here",
     candidates=1,
 )
-
-REPLY_STAGES: Final = ("up", "cloud_queue", "cloud_decode", "tail", "down", "decode")
-"""What lies between a request's last byte handed over and its reply."""
 
 
 class Serve:

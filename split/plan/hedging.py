@@ -33,6 +33,9 @@ GAIN_RATIO: Final = 0.2
 GAIN_MS: Final = 2.0
 """What the local finish must be expected to gain, of itself and in all: it takes energy, and the worker's next turn."""
 
+REPLY_STAGES: Final = ("up", "cloud_queue", "cloud_decode", "tail", "down", "decode")
+"""Of a prediction: what lies between a request's last byte handed over and its reply."""
+
 _NORMAL: Final = NormalDist()
 
 
