@@ -59,6 +59,12 @@ def model_path(name: str) -> Path:
     return target
 
 
+def cached_model(name: str) -> Path | None:
+    """The ONNX file of a model in the manifest where it has been fetched already, else None."""
+    path = _cached(name, _entry("models", name))
+    return path if path.exists() else None
+
+
 def photo_path(name: str) -> Path:
     """One of `PHOTOS`, as its package ships it; Unavailable when it cannot be had."""
     return _member(_entry("files", name))

@@ -119,7 +119,7 @@ def test_what_is_laid_beside_a_model_is_what_the_tools_read(
     for name, array in natural.NATURAL["silero-vad"]().items():
         np.testing.assert_array_equal(read[name], array)
         assert read[name].dtype == array.dtype
-    assert sorted(path.name for path in folder.iterdir()) == ["1", "golden.npz"]
+    assert sorted(path.name for path in folder.iterdir()) == ["1", "contract.yaml", "golden.npz"]
 
 
 def test_the_rendered_line_is_read_as_what_it_says(real_model: RealModel) -> None:
