@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -59,6 +60,8 @@ class Flight:
     ahead_bytes: int = 0
     reserved_ms: float = 0.0
     """How long before its deadline the finish here must start."""
+    hedge_at_s: float = math.inf
+    """From when on it may."""
     there_at_s: float = 0.0
     computed_at_s: float = 0.0
     entered_at_s: float = 0.0
@@ -80,6 +83,11 @@ class Flight:
     def waits(self) -> bool:
         """For the companion, with a finish here that has not begun."""
         return self.is_sent and self.finish is Finish.NONE
+
+    @property
+    def may_finish(self) -> bool:
+        """Whether it ever will be finished here while there is a connection."""
+        return self.deadline_at_s < math.inf or self.hedge_at_s < math.inf
 
     @staticmethod
     def of(world: World, number: int, plan: Plan, draws: tuple[float, float, float, float], *, sent: bool) -> Flight:

@@ -281,43 +281,42 @@ class Simulation:
 
     def _make_room(self, entering_ms: float = 0.0, deadline_at_s: float = math.inf) -> None:
         """Begin every local finish that could not start in time behind what the worker has, a job of so many ms that is
-        about to enter included; as `agent/lateness.py` does."""
+        about to enter included, and one that may begin early where the worker is free; as `agent/lateness.py` does."""
         while due := self._due(entering_ms, deadline_at_s):
-            for flight in due:
+            for flight, fate in due:
                 if flight.waits:
-                    self._overdue(flight)
+                    self._finish(flight, fate)
 
-    def _due(self, entering_ms: float, deadline_at_s: float) -> list[Flight]:
-        watched = [one for one in self._flights.values() if one.waits and one.deadline_at_s < math.inf]
+    def _due(self, entering_ms: float, deadline_at_s: float) -> list[tuple[Flight, Fate]]:
+        watched = [one for one in self._flights.values() if one.waits and one.may_finish]
         if not watched:
             return []
         now_s, load = self._now_s, self._course.at(self._now_s).edge_ratio
         free_at_s = now_s + self._queue_ms() / 1000.0
         behind_at_s = free_at_s + entering_ms * load / 1000.0
         starts = latest_starts(now_s, [(one.number, one.deadline_at_s, one.reserved_ms) for one in watched])
-        due, next_at_s = [], math.inf
+        due, hedged, next_at_s = [], [], math.inf
         for one in watched:
             could_at_s = behind_at_s if one.deadline_at_s <= deadline_at_s else free_at_s
-            start_at_s = starts[one.number]
+            start_at_s, hedge_at_s = starts[one.number], max(one.hedge_at_s, behind_at_s)
             if start_at_s < could_at_s or start_at_s <= now_s + EARLY_S:
                 due.append(one)
+            elif hedge_at_s <= now_s + EARLY_S:
+                hedged.append(one)
             else:
-                next_at_s = min(next_at_s, start_at_s)
+                next_at_s = min(next_at_s, start_at_s, hedge_at_s)
+        if due:
+            return [(one, Fate.LATE) for one in sorted(due, key=lambda one: one.deadline_at_s)]
+        if hedged:
+            return [(min(hedged, key=lambda one: one.deadline_at_s), Fate.HEDGED)]
         self._due_token += 1
-        if not due:
-            self._at(next_at_s, _Event.DUE, token=self._due_token)
-        return sorted(due, key=lambda one: one.deadline_at_s)
-
-    def _overdue(self, flight: Flight) -> None:
-        """No reply in time: what is missing is done here."""
-        self._finish(flight, Fate.LATE)
-        if self._link_is == "up" and not self._course.at(self._now_s).connected:
-            self._link_is = "silent"
-            if self._policy is not None:
-                self._policy.silent(self._now_s)
+        self._at(next_at_s, _Event.DUE, token=self._due_token)
+        return []
 
     def _finish(self, flight: Flight, fate: Fate) -> None:
         flight.fate, flight.finish = fate, Finish.WAITS
+        if fate is Fate.LATE:
+            self._suspect()
         self._enter(flight, Work.FINISH)
 
     def _answer(self, flight: Flight) -> None:
@@ -329,6 +328,8 @@ class Simulation:
             self._call_off(flight)
         outcome = flight.outcome(self.world, self._now_s)
         self.outcomes.append(outcome)
+        if flight.fate is Fate.HEDGED:
+            self._suspect()
         if self._policy is not None:
             self._policy.observe(outcome)
             if flight.is_remote and flight.fate is Fate.PLANNED:
@@ -343,8 +344,12 @@ class Simulation:
             return
         flight.ahead_bytes, flight.handed_at_s, flight.is_sent = self.ahead_bytes(), self._now_s, True
         load = self._course.at(self._now_s).edge_ratio
-        left_ms = (flight.deadline_at_s - self._now_s) * 1000.0
-        flight.reserved_ms = reserved_ms(flight.finish_ms * load, left_ms)
+        finish_ms = flight.finish_ms * load
+        if flight.deadline_at_s < math.inf:
+            flight.reserved_ms = reserved_ms(finish_ms, (flight.deadline_at_s - self._now_s) * 1000.0)
+        if self._policy is not None:
+            hedge_ms = self._policy.sent(flight.number, flight.plan, self._now_s, finish_ms)
+            flight.hedge_at_s = self._now_s + hedge_ms / 1000.0
         self._up.append((flight.number, flight.up_load))
         self._send_on()
         self._make_room()
@@ -451,6 +456,14 @@ class Simulation:
             self._sending, self._sent_at_s = None, self._now_s
             self._send_token += 1
             self._send_on()
+
+    def _suspect(self) -> None:
+        """A reply is overdue. Only a link that is down keeps silent from then on: another is heard a round trip later,
+        which is not simulated."""
+        if self._link_is == "up" and not self._course.at(self._now_s).connected:
+            self._link_is = "silent"
+            if self._policy is not None:
+                self._policy.silent(self._now_s)
 
     # -- the connection -----------------------------------------------------------------------------------------------
 

@@ -80,6 +80,8 @@ class Fate(StrEnum):
     PLANNED = "planned"
     LATE = "late"
     """No reply until the latest start of the local finish, which was then first."""
+    HEDGED = "hedged"
+    """The finish here began before it had to, and was first."""
     LOST = "lost"
     """The connection went away, the finish began at once."""
     UNSENT = "unsent"
@@ -213,6 +215,11 @@ class Policy(ABC):
         """The plan of one request; one of `World.plans`. What is remote is run here where `View.is_connected` is not.
 
         `edge_queue_ms`: what the device's worker has still to do."""
+
+    def sent(self, number: int, plan: Plan, now_s: float, finish_ms: float) -> float:
+        """The payload of a request was handed to the uplink: from when on, in ms from now, the device begins to finish
+        it if it has nothing else to do; inf: not before it must. `finish_ms`: what the device would need."""
+        return math.inf
 
     def observe(self, outcome: Outcome) -> None:
         """A request was answered."""

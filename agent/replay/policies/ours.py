@@ -1,5 +1,5 @@
 """Our policy: the daemon's own planner over simulated time, told what `agent/serve.py` and `agent/uplink.py` would tell
-it, and nothing else. Not a copy: what is changed in the planner is changed here."""
+it, and nothing else; it hedges as `serve` does. Not a copy: what is changed in the planner is changed here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Final
 from agent.planner import Planner
 from agent.replay.known import Known
 from agent.replay.world import Arrival, Fate, Outcome, Policy, Stages, View
+from split.plan.hedging import HEDGING, REPLY_STAGES, Replies, hedge_after_ms
 from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
+from split.plan.predict import QUANTILE_SIGMAS
+from split.plan.slack import MARGIN_MS
 
 MESSAGE_BYTES_MAX: Final = 256 << 20
 """What the companion takes."""
@@ -28,16 +31,23 @@ class Ours(Policy):
     def __init__(self, known: Mapping[str, Known]) -> None:
         self._known = known
         self._planner = Planner()
+        self._replies = Replies()
         self._decided: dict[int, Decision] = {}
+        self._expected: dict[int, tuple[float, float]] = {}
+        """Of the requests that wait for the companion: mean and deviation of the reply's time, ms."""
+        self._turns_ms: dict[int, float] = {}
+        """By the same: how much longer one behind it waits."""
         self._number = 0
 
     def begin(self, view: View) -> None:
         super().begin(view)
         self._planner = Planner(slowdown=view.world.slowdown)
-        self._decided, self._number = {}, 0
+        self._replies, self._number = Replies(), 0
+        for known in (self._decided, self._expected, self._turns_ms):
+            known.clear()
         for name in view.world.models:
-            known = self._known[name]
-            self._planner.add_model(name, known.card, known.profile, known.contract)
+            model = self._known[name]
+            self._planner.add_model(name, model.card, model.profile, model.contract)
         self.back(0.0)
 
     def choose(self, arrival: Arrival, now_s: float, edge_queue_ms: float) -> Plan:
@@ -46,7 +56,29 @@ class Ours(Policy):
         self._number += 1
         return decision.chosen.plan
 
+    def sent(self, number: int, plan: Plan, now_s: float, finish_ms: float) -> float:
+        chosen, arrival = self._decided[number].chosen, self._view.world.arrivals[number]
+        behaviour = self._known[arrival.model].contract.behaviour
+        stages_ms = chosen.stages_ms
+        sigma_ms = (chosen.risk_ms - chosen.predicted_ms) / QUANTILE_SIGMAS
+        expected_ms = sum(stages_ms[stage] for stage in REPLY_STAGES) + sum(self._turns_ms.values())
+        self._turns_ms[number] = max(stages_ms[stage] for stage in REPLY_STAGES)
+        self._expected[number] = expected_ms, sigma_ms
+        return hedge_after_ms(
+            self._replies,
+            HEDGING[behaviour.service_class],
+            expected_ms=expected_ms,
+            sigma_ms=sigma_ms,
+            finish_ms=finish_ms,
+            late_after_ms=_facts(arrival).budget_ms - (now_s - arrival.at_s) * 1000.0 - MARGIN_MS,
+            may_gain_time=behaviour.weights.energy <= behaviour.weights.latency,
+        )
+
     def observe(self, outcome: Outcome) -> None:
+        if (expected := self._expected.pop(outcome.number, None)) is not None:
+            del self._turns_ms[outcome.number]
+            replied = self._replies.came if outcome.fate is Fate.PLANNED else self._replies.overtaken
+            replied(outcome.waited_ms, *expected)
         decision = self._decided.pop(outcome.number)
         stages_ms, now_s = outcome.stages_ms, outcome.done_at_s
         plan = outcome.plan if "encode" in stages_ms or "up" in stages_ms else LOCAL
@@ -57,7 +89,7 @@ class Ours(Policy):
             self._learn_finish(outcome)
         if outcome.fate is Fate.PLANNED and outcome.plan != LOCAL:
             self._answered(outcome, now_s)
-        elif outcome.fate is Fate.LATE:
+        elif outcome.fate in (Fate.LATE, Fate.HEDGED):
             expected_ms = decision.chosen.stages_ms
             there_ms = expected_ms["cloud_queue"] + expected_ms["cloud_decode"] + expected_ms["tail"]
             self._planner.observe_late(
