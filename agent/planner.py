@@ -17,7 +17,8 @@ import numpy as np
 from split.errors import UnknownModel
 from split.graph.card import ModelCard
 from split.ids import CutId
-from split.plan.decide import LOCAL_ROW, REQUEST_METADATA_BYTES, decide
+from split.plan.constraints import LOCAL_ROW
+from split.plan.decide import decide
 from split.plan.estimate import CloudQueue, Drift, Residual
 from split.plan.link import Link
 from split.plan.observation import Flags, Floats, LinkEstimate, Metered, Observation, Opening, RemoteView
@@ -25,6 +26,7 @@ from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
 from split.plan.power import NO_POWER_MODEL, Power, PowerModel
 from split.plan.probing import Probing
 from split.plan.scaling import Ratio
+from split.plan.score import REQUEST_METADATA_BYTES
 from split.plan.table import Column, PlanTable
 from split.profiles.contract import Contract
 from split.profiles.measured import ModelProfile

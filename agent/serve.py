@@ -31,7 +31,6 @@ from split.errors import DeadlineExceeded, EngineFailed, IsthmusError, ModelUnav
 from split.ids import OFFLOAD_CUT, CutId
 from split.plan.hedging import HEDGING, REPLY_STAGES, Replies, hedge_after_ms
 from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate
-from split.plan.predict import QUANTILE_SIGMAS
 from split.plan.slack import MARGIN_MS, reserved_ms
 from split.runtime.engine import Segment
 from split.tensor import Tensors
@@ -244,7 +243,7 @@ class Serve:
         sent_at_s, finish_ms = _now(), self._finish_ms(request, prepared)
         stages_ms = decision.chosen.stages_ms
         # The deviation is that of the whole prediction, whose device stages are over: a little too large.
-        sigma_ms = (decision.chosen.risk_ms - decision.chosen.predicted_ms) / QUANTILE_SIGMAS
+        sigma_ms = decision.chosen.sigma_ms
         expected_ms = sum(stages_ms[stage] for stage in REPLY_STAGES) + sum(self._turns_ms.values())
         self._turns_ms[request.id] = max(stages_ms[stage] for stage in REPLY_STAGES)
         hedge_ms = self._hedge_after_ms(request, expected_ms, sigma_ms, finish_ms)

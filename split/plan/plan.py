@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -82,6 +82,8 @@ class PlanEstimate:
     """Whether the compute times of its cut are estimated from those of others and nothing has proven them yet."""
     parts: int = 1
     """In how many the request's batch is served, one after the other through each stage."""
+    sigma_ms: float = 0.0
+    """Standard deviation of predicted_ms."""
     energy_j: float = 0.0
     """Joules of the device above its idle draw; 0 where nothing is known of its power."""
     energy_measured: bool = False
@@ -107,3 +109,5 @@ class Decision:
     """The link as estimated at that moment: rtt_ms, up_mbit_s, down_mbit_s, age_s; empty without a companion."""
     objective: Mapping[str, float] = field(default_factory=lambda: {"latency": 1.0})
     """Weights that were used, normalised: latency, throughput, energy, cost."""
+    why_no_split: Callable[[], str] = field(default=lambda: "", compare=False, repr=False)
+    """Why no split was chosen, as a sentence, worked out when asked; "" where one was."""

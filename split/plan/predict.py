@@ -3,8 +3,8 @@
     latency = opening + queue_edge + image + α·head + encode + rtt + up·(ahead + bytes) + queue_cloud
             + β·(decode + tail) + down·bytes + reply
 
-Device stages are multiplied by the emulated slowdown. Risk is the same quantity at mean + `QUANTILE_SIGMAS` · σ. The
-way out is the end of a local finish that begins when nothing has come back:
+Device stages are multiplied by the emulated slowdown. Risk is the quantile of it that the objective holds against the
+deadline, mean + `Objective.sigmas` · σ. The way out is the end of a local finish that begins when nothing has come:
 
     way out = opening + queue_edge + image + α·head + encode + opening of the rest + α·(what is missing) + margins
 """
@@ -21,9 +21,6 @@ from split.plan.observation import Floats, Observation
 from split.plan.plan import RequestFacts
 from split.plan.slack import MARGIN_MS, MARGIN_RATIO
 from split.plan.table import Column, PlanTable
-
-QUANTILE_SIGMAS: Final = 2.0
-"""97.7 % of a normal distribution: a contract speaks of p99, and the local finish is started in time anyway."""
 
 _NOTHING: Final = [0.0] * len(Column)
 
@@ -54,7 +51,7 @@ def predict(table: PlanTable, observation: Observation, facts: RequestFacts) -> 
             way_out_ms += opening.run_ms + observation.slowdown * opening.finish_ms
     variance = _variance_units(observation, facts) @ table.spread
     # Rounding may leave a certain plan a hair below zero.
-    risk_ms = mean_ms + QUANTILE_SIGMAS * np.sqrt(np.maximum(variance, 0.0))
+    risk_ms = mean_ms + table.objective.sigmas * np.sqrt(np.maximum(variance, 0.0))
     return Prediction(units=units[0], mean_ms=mean_ms, risk_ms=risk_ms, way_out_ms=way_out_ms)
 
 

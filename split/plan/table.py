@@ -17,6 +17,7 @@ from split.graph.card import CutCard, ModelCard
 from split.graph.growth import batch_dim
 from split.ids import CutId
 from split.plan.estimate import Drift
+from split.plan.objective import Objective
 from split.plan.observation import Flags, Floats
 from split.plan.plan import LOCAL, LOSSLESS_CODECS, Placement, Plan
 from split.plan.scaling import Ratio, Scaling
@@ -122,6 +123,10 @@ class PlanTable:
     doubt: Floats
     """[plan]: what σ² of the head is multiplied by, 1 where it was measured, more where it is estimated. (A tail is
     used only after its companion has measured it.)"""
+    objective: Objective
+    """As the contract weighs."""
+    unloaded: Objective
+    """With the weights where nothing waits and neither energy nor money is known."""
     cuts: frozenset[CutId]
     """Every cut of the card, measured or not."""
     no_cuts_reason: str = ""
@@ -232,6 +237,10 @@ class PlanTable:
             tuple(_why_not(row, max(level, contract_level), private, contract) for row in rows) for level in range(3)
         )
         assert len(reasons) == 3
+        behaviour = contract.behaviour
+        objective = Objective.of(
+            behaviour.weights, behaviour.service_class, throughput_min_per_s=behaviour.throughput_min_per_s
+        )
         return PlanTable(
             plans=tuple(row.plan for row in rows),
             row_of={row.plan: i for i, row in enumerate(rows)},
@@ -244,10 +253,12 @@ class PlanTable:
             sends_tensors=np.array([row.plan.codec != "encoded" for row in rows]),
             batch_dim=batch_dim(card.inputs, card.outputs) if profile.rows_apart else None,
             offloads=np.array([row.plan.placement is Placement.OFFLOAD for row in rows]),
-            finishes_here=contract.behaviour.fallback.strategy != "fail",
+            finishes_here=behaviour.fallback.strategy != "fail",
             reply_ms_per_byte=reply_ms_per_byte,
             scaling=Scaling(card, profile, [row.plan for row in rows]),
             doubt=np.array([row.doubt for row in rows]),
+            objective=objective,
+            unloaded=objective.at(energy_known=False, priced=False, battery_low=False, waiting=0.0),
             cuts=frozenset(cut.id for cut in card.cuts),
             no_cuts_reason=card.no_cuts_reason,
         )

@@ -1,0 +1,159 @@
+"""The comparison: of the plans that may run, the one with the least value that meets the request's demands, and a
+sentence that says so. What a demand excludes gives way in steps: first the rate, then the way out, then the deadline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from split.ids import CutId
+from split.plan.constraints import LOCAL_ROW
+from split.plan.observation import Flags, Floats, Observation
+from split.plan.plan import RequestFacts
+from split.plan.predict import Prediction
+from split.plan.score import Score, sustains
+from split.plan.table import PlanTable
+
+CLIMB_RATIO: Final = 0.03
+CLIMB_MS: Final = 0.2
+CLIMB_SIGMAS: Final = 0.25
+"""What a plan other than the incumbent must gain, see `_must_gain_ms`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """Everything that the comparison of one request is made of."""
+
+    table: PlanTable
+    observation: Observation
+    facts: RequestFacts
+    prediction: Prediction
+    mask: Flags
+    """[plan]: what may run."""
+    score: Score
+
+    def best(self, incumbent: int | None) -> tuple[int, str]:
+        """The row to run and why. `incumbent`: what a challenger must beat; None compares without stickiness."""
+        prediction, budget_ms = self.prediction, self.facts.budget_ms
+        in_time: Flags = self.mask & (prediction.risk_ms <= budget_ms)
+        safe: Flags = in_time & (prediction.way_out_ms <= budget_ms)
+        if not safe.any():
+            return self._best_chance(in_time)
+        steady, slow = safe, ""
+        if rate := self.table.objective.rate_min_per_s:
+            keeps_up = sustains(self.table, self.observation, self.facts, prediction)
+            steady = safe & keeps_up
+            first = self._least(safe)
+            if not steady.any():
+                steady, slow = safe, f"; no plan sustains the {rate:g} requests per second of the contract"
+            elif not keeps_up[first]:
+                slow = f"; {self.table.labels[first]} does not sustain the {rate:g} requests per second of the contract"
+        row = self._least(steady)
+        notes = self._passed_over(row) + slow
+        if incumbent is None or row == incumbent or not steady[incumbent] or not self.score.sticks:
+            return row, f"{self._is_first(row)}{notes}"
+        values = self.score.value_ms
+        if float(values[incumbent] - values[row]) < self._must_gain_ms(incumbent, row):
+            return incumbent, (
+                f"{self.table.labels[incumbent]} is expected in {self._ms(incumbent)}; {self.table.labels[row]} "
+                f"({self._ms(row)}) gains too little for a change{notes}"
+            )
+        return row, f"{self._is_first(row)} ({self.table.labels[incumbent]}: {self._ms(incumbent)}){notes}"
+
+    def worth_opening(self, row: int) -> CutId | None:
+        """The cut that would be taken instead of `row` if all its halves were open: a request does not wait for what
+        only later ones gain, but they shall find it open. None where there is none."""
+        opening = self.observation.opening
+        if opening is None:
+            return None
+        prediction, budget_ms = self.prediction, self.facts.budget_ms
+        way_out_ms = prediction.way_out_ms - opening.run_ms - self.observation.slowdown * opening.finish_ms
+        fits = self.mask & (np.maximum(prediction.risk_ms - opening.run_ms, way_out_ms) <= budget_ms)
+        open_ms = self.score.value_ms - self.score.objective.latency * opening.run_ms
+        other = int(np.where(fits, open_ms, np.inf).argmin())
+        if not fits[other] or opening.run_ms[other] + opening.finish_ms[other] == 0.0:
+            return None
+        gains_ms = float(self.score.value_ms[row] - open_ms[other])
+        return self.table.plans[other].cut if other == row or gains_ms >= self._must_gain_ms(row, other) else None
+
+    def _least(self, among: Flags) -> int:
+        """The row with the least value; of equals the fastest, then the thriftiest, then the cheapest."""
+        score = self.score
+        values = np.where(among, score.value_ms, np.inf)
+        row = int(values.argmin())
+        if score.energy_j is None or score.money is None:
+            return row
+        equals: list[int] = np.flatnonzero(values == values[row]).tolist()
+        orders: tuple[Floats, ...] = (self.prediction.mean_ms, score.energy_j, score.money)
+        return min(equals, key=lambda one: [float(order[one]) for order in orders])
+
+    def _best_chance(self, in_time: Flags) -> tuple[int, str]:
+        """The row to run where none is sure to be answered in time whatever the companion does, and why."""
+        label, prediction, budget_ms = self.table.labels, self.prediction, self.facts.budget_ms
+        if in_time.any():
+            row = self._least(in_time)
+            return row, (
+                f"{label[row]} is expected in {self._ms(row)}; no plan is sure to be answered here within "
+                f"{budget_ms:.1f} ms should the companion fail (this one after {prediction.way_out_ms[row]:.1f} ms)"
+            )
+        row = int(np.where(self.mask, prediction.risk_ms, np.inf).argmin())
+        return row, (
+            f"no plan is sure to meet the budget of {budget_ms:.1f} ms; {label[row]} has the least risk: "
+            f"expected in {self._ms(row)}, {prediction.risk_ms[row]:.1f} ms at worst"
+        )
+
+    def _must_gain_ms(self, incumbent: int, challenger: int) -> float:
+        """How much more the challenger must be worth than the incumbent (which may run and fits the deadline).
+
+        Asymmetric. Back to local: nothing, at once, since local needs nobody. To any other plan: 3 % and 0.2 ms (below
+        that, two predictions cannot be told apart and a change of segments costs caches), and a quarter of the
+        uncertainty that the change would add: after an outage or a long silence the link is uncertain, and remote is
+        used again when there is evidence for it, not hope. Milliseconds count by the weight of latency. An incumbent
+        that misses the deadline or may not run any more never gets here.
+        """
+        if challenger == LOCAL_ROW:
+            return 0.0
+        risk, mean = self.prediction.risk_ms, self.prediction.mean_ms
+        added = float((risk[challenger] - mean[challenger]) - (risk[incumbent] - mean[incumbent]))
+        added_sigma = max(added, 0.0) / self.table.objective.sigmas
+        return max(
+            CLIMB_RATIO * float(self.score.value_ms[incumbent]),
+            self.score.objective.latency * max(CLIMB_MS, CLIMB_SIGMAS * added_sigma),
+        )
+
+    # -- words --------------------------------------------------------------------------------------------------------
+
+    def _ms(self, row: int) -> str:
+        return f"{self.prediction.mean_ms[row]:.1f} ms"
+
+    def _is_first(self, row: int) -> str:
+        objective, label = self.score.objective, self.table.labels[row]
+        if objective.latency == 1.0:
+            return f"{label} is expected first, in {self._ms(row)}"
+        counts = " and ".join(
+            f"{name} {100 * weight:.0f} %" for name, weight in objective.as_mapping().items() if weight >= 0.005
+        )
+        battery = " while the battery is low" if self.observation.battery_low and objective.energy > 0.0 else ""
+        return f"{label} is the best by {counts}{battery}, in {self._ms(row)}{self._costs(row)}"
+
+    def _costs(self, row: int) -> str:
+        score = self.score
+        energy = f", {score.energy_j[row]:.3g} J" if score.energy_j is not None and score.objective.energy else ""
+        money = f", {score.money[row]:.3g} of money" if score.money is not None and score.objective.cost else ""
+        return energy + money
+
+    def _passed_over(self, row: int) -> str:
+        """The plan that would be better if only the deadline let it; "" where there is none."""
+        first = self._least(self.mask)
+        budget_ms, prediction = self.facts.budget_ms, self.prediction
+        if first == row:
+            return ""
+        if prediction.risk_ms[first] > budget_ms:
+            return f"; {self.table.labels[first]} may take {prediction.risk_ms[first]:.1f} ms, over the budget"
+        if prediction.way_out_ms[first] > budget_ms:
+            after_ms = prediction.way_out_ms[first]
+            return f"; {self.table.labels[first]} would end here after {after_ms:.1f} ms should the companion fail"
+        return ""

@@ -1,0 +1,159 @@
+"""What may run: contract, privacy, companion, segment, size, metered bytes, battery, the form of the input, and what
+the caller asked for. A plan that may not is never chosen, and there is a sentence for each.
+
+Local always may where nothing else can: somebody must answer.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+
+from split.errors import InvalidRequest
+from split.plan.observation import Flags, Floats, Observation
+from split.plan.plan import Placement, RequestFacts
+from split.plan.predict import payload_bytes
+from split.plan.score import crossing_units, energy_units, station_units
+from split.plan.table import Column, PlanTable
+from split.profiles.contract import PRIVACY_ORDER
+
+LOCAL_ROW: Final = 0
+"""`PlanTable` puts local first."""
+
+
+def may_run(table: PlanTable, observation: Observation, facts: RequestFacts, units: Floats) -> Flags:
+    """[plan]; `table` as for `predict`, `units`: of its `Prediction`."""
+    remote = observation.remote
+    if remote is None:
+        return only_local(len(table))
+    mask: Flags = table.allowed[_level(facts)] & remote.opened
+    mask &= table.costs[Column.UP] <= remote.payload_bytes_max
+    if not 0 < facts.encoded_bytes <= remote.payload_bytes_max or remote.encoded_why_not:
+        mask &= table.sends_tensors
+    if remote.metered_left_bytes < math.inf:
+        mask &= _crossing_bytes(table, facts) <= remote.metered_left_bytes
+    if observation.battery_low:
+        energy_j = _energy_j(table, observation, facts, units)
+        mask &= energy_j <= energy_j[LOCAL_ROW]
+    return mask if mask.any() else only_local(len(table))
+
+
+def only_local(plans: int) -> Flags:
+    """[plan]"""
+    mask = np.zeros(plans, dtype=np.bool_)
+    mask[LOCAL_ROW] = True
+    return mask
+
+
+def never(table: PlanTable, facts: RequestFacts, row: int) -> str:
+    """Why this plan can never run for this request, whatever the companion does; "" when it can."""
+    why = table.why_not[_level(facts)][row]
+    if not why and table.plans[row].codec == "encoded" and not facts.encoded_bytes:
+        return "the input came as tensors, not encoded"
+    return why
+
+
+def not_now(table: PlanTable, observation: Observation, facts: RequestFacts, units: Floats, row: int) -> str:
+    """Why this plan cannot run at this moment; "" when it can."""
+    plan, remote = table.plans[row], observation.remote
+    if row == LOCAL_ROW:
+        return ""
+    if remote is None:
+        return observation.remote_why_not
+    if not remote.opened[row]:
+        part = "cut" if plan.placement is Placement.SPLIT else "model"
+        return f"the companion has not opened this {part} yet"
+    if (size := payload_bytes(table, facts, row)) > remote.payload_bytes_max:
+        return f"its payload has {size:.0f} bytes, the companion takes at most {remote.payload_bytes_max:.0f}"
+    if (moved := float(_crossing_bytes(table, facts)[row])) > remote.metered_left_bytes:
+        return (
+            f"it would move {moved:.0f} bytes, of this month's metered bytes {remote.metered_left_bytes:.0f} are left"
+        )
+    if plan.codec == "encoded" and remote.encoded_why_not:
+        return remote.encoded_why_not
+    if observation.battery_low:
+        here, there = _energy_j(table, observation, facts, units)[[LOCAL_ROW, row]].tolist()
+        if there > here:
+            return f"the battery is low, and it would take {there:.3g} J, running here {here:.3g} J"
+    return ""
+
+
+def _level(facts: RequestFacts) -> int:
+    return PRIVACY_ORDER.index(facts.privacy)
+
+
+def _crossing_bytes(table: PlanTable, facts: RequestFacts) -> Floats:
+    """What each plan moves over the link, request and reply with their metadata; 0 for local."""
+    moved: Floats = crossing_units(facts) @ table.costs
+    return moved
+
+
+def _energy_j(table: PlanTable, observation: Observation, facts: RequestFacts, units: Floats) -> Floats:
+    """What each plan draws once everything is open."""
+    found: Floats = energy_units(observation, units, station_units(observation, facts, units)) @ table.costs
+    return found
+
+
+# -- forced plans -------------------------------------------------------------------------------------------------
+
+
+def wished(table: PlanTable, facts: RequestFacts) -> Flags:
+    """The plans that the caller asked for, at least one of which may run sometime; InvalidRequest otherwise.
+
+    A codec alone says only how something travels, if anything does: local stays among the wished.
+    """
+    mode = Placement.SPLIT if facts.cut is not None and facts.mode is None else facts.mode
+    if facts.cut is not None and mode is not Placement.SPLIT:
+        raise InvalidRequest(f"cut {facts.cut!r} was asked for together with mode {mode}; a cut goes with mode split")
+    if facts.cut is not None and facts.cut not in table.cuts:
+        raise InvalidRequest(f"the model has no cut {facts.cut!r}; isthmus cuts lists the {len(table.cuts)} it has")
+    if mode is Placement.LOCAL and facts.codec is not None:
+        raise InvalidRequest(f"codec {facts.codec!r} was asked for together with mode local, where nothing travels")
+    wish: Flags = np.array(
+        [
+            mode in (None, plan.placement) and facts.cut in (None, plan.cut) and facts.codec in (None, plan.codec)
+            for plan in table.plans
+        ]
+    )
+    if not wish.any():
+        raise InvalidRequest(f"{wish_text(facts)} was asked for, but {_why_no_plan(table, facts, mode)}")
+    if all(never(table, facts, row) for row in np.flatnonzero(wish).tolist()):
+        raise InvalidRequest(f"{wish_text(facts)} was asked for, but {never(table, facts, int(wish.argmax()))}")
+    if mode is None:
+        wish[LOCAL_ROW] = True
+    return wish
+
+
+def why_unmet(table: PlanTable, observation: Observation, facts: RequestFacts, units: Floats, wish: Flags) -> str:
+    """Why none of the plans asked for can run at this moment."""
+    rows = [row for row in np.flatnonzero(wish).tolist() if not never(table, facts, row)]
+    return not_now(table, observation, facts, units, rows[0])
+
+
+def wish_text(facts: RequestFacts) -> str:
+    """What was asked for, in words."""
+    mode = facts.mode or (Placement.SPLIT if facts.cut is not None else "a plan")
+    at = f" at {facts.cut}" if facts.cut is not None else ""
+    codec = f" with codec {facts.codec}" if facts.codec is not None else ""
+    return f"{mode}{at}{codec}"
+
+
+def _why_no_plan(table: PlanTable, facts: RequestFacts, mode: Placement | None) -> str:
+    """Why no plan of the table is of this kind, and what to do."""
+    if mode is Placement.SPLIT and not table.cuts:
+        return f"the model cannot be cut ({table.no_cuts_reason or 'it has no cut'}); ask for local or offload"
+    if facts.codec == "encoded":
+        if mode is Placement.SPLIT:
+            return "only whole inputs travel encoded, as they came; ask for mode offload"
+        return "the model's contract has no input that comes encoded (data.inputs.encoded); send tensors, as raw"
+    of_kind = [plan for plan in table.plans if plan.placement is mode and facts.cut in (None, plan.cut)]
+    if mode is Placement.SPLIT and not of_kind:
+        which = "that cut was" if facts.cut is not None else f"all {len(table.cuts)} cuts of the model were"
+        return (
+            f"{which} left out when this device measured the model: the halves do not open here, or do not give what "
+            "the whole gives; isthmus check shows which and how far they are off"
+        )
+    codecs = dict.fromkeys(plan.codec for plan in (of_kind or table.plans) if plan.codec not in (None, "encoded"))
+    return f"it would save no byte there and was not measured; there are {', '.join(map(str, codecs)) or 'no codecs'}"

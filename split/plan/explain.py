@@ -1,0 +1,178 @@
+"""What was decided, in numbers and sentences: a plan by stage, the constraint that bound, why not a split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, overload
+
+import numpy as np
+
+from split.plan.choose import Compared
+from split.plan.constraints import LOCAL_ROW, never, not_now
+from split.plan.observation import Observation
+from split.plan.plan import LOCAL, Placement, PlanEstimate, RequestFacts
+from split.plan.predict import Prediction, payload_bytes
+from split.plan.score import REQUEST_METADATA_BYTES
+from split.plan.table import Column, PlanTable
+
+_STAGES_HERE: Final = dict.fromkeys(
+    (
+        *("queue", "activate", "image", "head", "encode", "up"),
+        *("cloud_queue", "cloud_decode", "tail", "down", "decode", "overlap"),
+    ),
+    0.0,
+)
+
+
+def estimate(
+    table: PlanTable, observation: Observation, facts: RequestFacts, prediction: Prediction, row: int
+) -> PlanEstimate:
+    """One plan of the table; `table` as for `predict`."""
+    parts = (prediction.units * table.costs[:, row]).tolist()
+    remote = observation.remote
+    queue_ms = half_rtt_ms = ahead_ms = link_up_ms = crossing_bytes = 0.0
+    if remote is not None and parts[Column.REMOTE]:
+        queue_ms, half_rtt_ms = remote.queue_ms, remote.link.rtt_ms / 2.0
+        ahead_ms = remote.link.up_ms_per_byte * remote.ahead_bytes
+        if parts[Column.ENCODED]:
+            link_up_ms = remote.link.up_ms_per_byte * facts.encoded_bytes
+    plan, up_bytes = table.plans[row], payload_bytes(table, facts, row)
+    if plan is not LOCAL:
+        crossing_bytes = up_bytes + float(table.costs[Column.DOWN, row]) + 2 * REQUEST_METADATA_BYTES
+    why_not = never(table, facts, row) or not_now(table, observation, facts, prediction.units, row)
+    stages_ms = {
+        "queue": parts[Column.ALL],
+        "activate": float(observation.opening.run_ms[row]) if observation.opening is not None else 0.0,
+        "image": parts[Column.IMAGE],
+        "head": parts[Column.HEAD],
+        "encode": parts[Column.ENCODE],
+        "up": half_rtt_ms + ahead_ms + parts[Column.UP] + link_up_ms,
+        "cloud_queue": queue_ms,
+        "cloud_decode": parts[Column.CLOUD_DECODE] + parts[Column.ENCODED] - link_up_ms,
+        "tail": parts[Column.TAIL],
+        "down": half_rtt_ms + parts[Column.DOWN],
+        "decode": parts[Column.REPLY],
+        "overlap": 0.0,
+    }
+    companion_ms = stages_ms["cloud_decode"] + stages_ms["tail"]
+    power = observation.power
+    energy_j = power.joules(
+        compute_ms=sum(stages_ms[stage] for stage in ("activate", "image", "head", "encode", "decode")),
+        send_ms=parts[Column.UP] + link_up_ms,
+        receive_ms=parts[Column.DOWN],
+        wait_ms=stages_ms["queue"] + 2 * half_rtt_ms + ahead_ms + queue_ms + companion_ms,
+    )
+    predicted_ms, risk_ms = float(prediction.mean_ms[row]), float(prediction.risk_ms[row])
+    if row in prediction.parts:
+        stages_ms["overlap"] = predicted_ms - sum(stages_ms.values())
+    return PlanEstimate(
+        plan=plan,
+        predicted_ms=predicted_ms,
+        risk_ms=risk_ms,
+        sigma_ms=(risk_ms - predicted_ms) / table.objective.sigmas,
+        stages_ms=stages_ms,
+        bytes=round(up_bytes),
+        fidelity=table.fidelity[row],
+        allowed=not why_not,
+        why_not=why_not,
+        estimated=bool(table.doubt[row] > 1.0),
+        parts=prediction.parts.get(row, 1),
+        energy_j=energy_j,
+        energy_measured=power.measured,
+        money=observation.prices.per_byte * crossing_bytes + observation.prices.per_companion_ms * companion_ms,
+    )
+
+
+def here(table: PlanTable, observation: Observation, facts: RequestFacts) -> PlanEstimate:
+    """The local plan alone, by the same formula in scalars: without a companion there is nothing to compare."""
+    slowdown = observation.slowdown
+    whole_ms = slowdown * observation.alpha * table.whole_ms
+    image_ms = slowdown * observation.image_ratio * observation.image_ms if facts.encoded_bytes else 0.0
+    opening_ms = float(observation.opening.run_ms[LOCAL_ROW]) if observation.opening is not None else 0.0
+    queue_ms, power = observation.edge_queue_ms, observation.power
+    predicted_ms, sigma_ms = queue_ms + opening_ms + image_ms + whole_ms, observation.alpha_sigma * whole_ms
+    return PlanEstimate(
+        plan=LOCAL,
+        predicted_ms=predicted_ms,
+        risk_ms=predicted_ms + table.objective.sigmas * sigma_ms,
+        sigma_ms=sigma_ms,
+        stages_ms=_STAGES_HERE | {"queue": queue_ms, "activate": opening_ms, "image": image_ms, "head": whole_ms},
+        bytes=0,
+        fidelity=None,
+        allowed=True,
+        energy_j=power.joules(
+            compute_ms=opening_ms + image_ms + whole_ms, send_ms=0.0, receive_ms=0.0, wait_ms=queue_ms
+        ),
+        energy_measured=power.measured,
+    )
+
+
+class RunnersUp(Sequence[PlanEstimate]):
+    """The rows below the chosen one, as estimates only when somebody reads them: six would double a decision's time."""
+
+    __slots__ = ("_compared", "_rows")
+
+    def __init__(self, compared: Compared, rows: list[int]) -> None:
+        self._compared = compared
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> PlanEstimate: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[PlanEstimate, ...]: ...
+    def __getitem__(self, index: int | slice) -> PlanEstimate | tuple[PlanEstimate, ...]:
+        if isinstance(index, slice):
+            return tuple(_estimate_of(self._compared, row) for row in self._rows[index])
+        return _estimate_of(self._compared, self._rows[index])
+
+
+def _estimate_of(compared: Compared, row: int) -> PlanEstimate:
+    return estimate(compared.table, compared.observation, compared.facts, compared.prediction, row)
+
+
+def bound(compared: Compared, row: int) -> str:
+    """The constraint that bound: the best plan that may not run, where it beats the chosen one; "" otherwise."""
+    table, observation, facts = compared.table, compared.observation, compared.facts
+    if observation.remote is None:
+        return f"; {observation.remote_why_not}"
+    values, mask = compared.score.value_ms, compared.mask
+    if mask[int(values.argmin())]:
+        return ""
+    blocked = ~mask if facts.encoded_bytes else ~mask & table.sends_tensors
+    other = int(np.where(blocked, values, np.inf).argmin())
+    if not blocked[other] or values[other] >= values[row]:
+        return ""
+    why = never(table, facts, other) or not_now(table, observation, facts, compared.prediction.units, other)
+    return f"; {table.labels[other]} would take {compared.prediction.mean_ms[other]:.1f} ms, but {why}" if why else ""
+
+
+def why_not_split(compared: Compared, row: int) -> str:
+    """Why the chosen `row` is no split, as a sentence: the best split and what it would take, or what forbids it; ""
+    where a split was chosen."""
+    table, observation, facts = compared.table, compared.observation, compared.facts
+    if table.plans[row].placement is Placement.SPLIT:
+        return ""
+    splits = np.array([plan.placement is Placement.SPLIT for plan in table.plans])
+    if not splits.any():
+        return f"there is no split: {table.no_cuts_reason or 'no cut could be measured'}"
+    if observation.remote is None:
+        return f"no split: {observation.remote_why_not}"
+    may = splits & compared.mask
+    best = int(np.where(may if may.any() else splits, compared.score.value_ms, np.inf).argmin())
+    label, predicted = table.labels[best], _estimate_of(compared, best)
+    if not predicted.allowed:
+        return f"no split is allowed: {predicted.why_not} ({label})"
+    most = max(predicted.stages_ms, key=predicted.stages_ms.__getitem__)
+    budget_ms, prediction = facts.budget_ms, compared.prediction
+    said = (
+        f"the best {label} would take {predicted.predicted_ms:.1f} ms, {predicted.stages_ms[most]:.1f} ms of it {most}"
+        f"; {table.labels[row]} {prediction.mean_ms[row]:.1f} ms"
+    )
+    if prediction.risk_ms[best] > budget_ms:
+        return f"{said}; it may take {prediction.risk_ms[best]:.1f} ms, over the budget of {budget_ms:.1f} ms"
+    if prediction.way_out_ms[best] > budget_ms:
+        return f"{said}; it would end here after {prediction.way_out_ms[best]:.1f} ms should the companion fail"
+    return said
