@@ -11,10 +11,10 @@ import numpy as np
 
 from split.ids import CutId
 from split.plan.constraints import LOCAL_ROW
-from split.plan.observation import Flags, Floats, Observation
+from split.plan.observation import Flags, Observation
 from split.plan.plan import RequestFacts
 from split.plan.predict import Prediction
-from split.plan.score import Score, sustains
+from split.plan.score import Score, score, sustains
 from split.plan.table import PlanTable
 
 CLIMB_RATIO: Final = 0.03
@@ -34,26 +34,38 @@ class Compared:
     mask: Flags
     """[plan]: what may run."""
     score: Score
+    order: list[int]
+    """The rows that may run, best first."""
+
+    @staticmethod
+    def of(
+        table: PlanTable, observation: Observation, facts: RequestFacts, prediction: Prediction, mask: Flags
+    ) -> Compared:
+        """`table` as for `predict`."""
+        scored = score(table, observation, facts, prediction, mask)
+        values = np.where(mask, scored.value_ms, np.inf)
+        if scored.energy_j is None or scored.money is None:
+            order = values.argsort()
+        else:  # of equals the fastest, then the thriftiest, then the cheapest
+            order = np.lexsort((scored.money, scored.energy_j, prediction.mean_ms, values))
+        return Compared(
+            table=table,
+            observation=observation,
+            facts=facts,
+            prediction=prediction,
+            mask=mask,
+            score=scored,
+            order=order[: np.count_nonzero(mask)].tolist(),
+        )
 
     def best(self, incumbent: int | None) -> tuple[int, str]:
         """The row to run and why. `incumbent`: what a challenger must beat; None compares without stickiness."""
-        prediction, budget_ms = self.prediction, self.facts.budget_ms
-        in_time: Flags = self.mask & (prediction.risk_ms <= budget_ms)
-        safe: Flags = in_time & (prediction.way_out_ms <= budget_ms)
-        if not safe.any():
-            return self._best_chance(in_time)
-        steady, slow = safe, ""
-        if rate := self.table.objective.rate_min_per_s:
-            keeps_up = sustains(self.table, self.observation, self.facts, prediction)
-            steady = safe & keeps_up
-            first = self._least(safe)
-            if not steady.any():
-                steady, slow = safe, f"; no plan sustains the {rate:g} requests per second of the contract"
-            elif not keeps_up[first]:
-                slow = f"; {self.table.labels[first]} does not sustain the {rate:g} requests per second of the contract"
-        row = self._least(steady)
-        notes = self._passed_over(row) + slow
-        if incumbent is None or row == incumbent or not steady[incumbent] or not self.score.sticks:
+        row, notes = self._first_safe()
+        if row is None:
+            return self._best_chance()
+        if incumbent is None or row == incumbent or not self.score.sticks:
+            return row, f"{self._is_first(row)}{notes}"
+        if not self.mask[incumbent] or not self._is_safe(incumbent) or not self._sustains(incumbent, row):
             return row, f"{self._is_first(row)}{notes}"
         values = self.score.value_ms
         if float(values[incumbent] - values[row]) < self._must_gain_ms(incumbent, row):
@@ -62,6 +74,45 @@ class Compared:
                 f"({self._ms(row)}) gains too little for a change{notes}"
             )
         return row, f"{self._is_first(row)} ({self.table.labels[incumbent]}: {self._ms(incumbent)}){notes}"
+
+    def _first_safe(self) -> tuple[int | None, str]:
+        """The best row that meets the deadline, has its way out and, where one does, sustains the rate; None where no
+        row is safe. And what it was preferred to, as a clause."""
+        first = self.order[0]
+        if self._is_safe(first) and not self.table.objective.rate_min_per_s:
+            return first, ""
+        prediction, budget_ms = self.prediction, self.facts.budget_ms
+        safe: Flags = (prediction.risk_ms <= budget_ms) & (prediction.way_out_ms <= budget_ms)
+        if (best_safe := self._first(safe)) is None:
+            return None, ""
+        row, notes = best_safe, "" if best_safe == first else self._unsafe(first)
+        if rate := self.table.objective.rate_min_per_s:
+            of_contract = f"the {rate:g} requests per second of the contract"
+            keeps_up = sustains(self.table, self.observation, self.facts, prediction)
+            steady = self._first(safe & keeps_up)
+            if steady is None:
+                notes += f"; no plan sustains {of_contract}"
+            elif steady != best_safe:
+                row = steady
+                notes += f"; {self.table.labels[best_safe]} does not sustain {of_contract}"
+        return row, notes
+
+    def _first(self, among: Flags) -> int | None:
+        """The best row of these that may run; None where none is."""
+        hits = among[self.order]
+        place = int(hits.argmax())
+        return self.order[place] if hits[place] else None
+
+    def _is_safe(self, row: int) -> bool:
+        budget_ms = self.facts.budget_ms
+        return bool(self.prediction.risk_ms[row] <= budget_ms and self.prediction.way_out_ms[row] <= budget_ms)
+
+    def _sustains(self, row: int, chosen: int) -> bool:
+        """Whether `row` sustains the rate, or `chosen` does not either."""
+        if not self.table.objective.rate_min_per_s:
+            return True
+        keeps_up = sustains(self.table, self.observation, self.facts, self.prediction)
+        return bool(keeps_up[row] or not keeps_up[chosen])
 
     def worth_opening(self, row: int) -> CutId | None:
         """The cut that would be taken instead of `row` if all its halves were open: a request does not wait for what
@@ -79,22 +130,11 @@ class Compared:
         gains_ms = float(self.score.value_ms[row] - open_ms[other])
         return self.table.plans[other].cut if other == row or gains_ms >= self._must_gain_ms(row, other) else None
 
-    def _least(self, among: Flags) -> int:
-        """The row with the least value; of equals the fastest, then the thriftiest, then the cheapest."""
-        score = self.score
-        values = np.where(among, score.value_ms, np.inf)
-        row = int(values.argmin())
-        if score.energy_j is None or score.money is None:
-            return row
-        equals: list[int] = np.flatnonzero(values == values[row]).tolist()
-        orders: tuple[Floats, ...] = (self.prediction.mean_ms, score.energy_j, score.money)
-        return min(equals, key=lambda one: [float(order[one]) for order in orders])
-
-    def _best_chance(self, in_time: Flags) -> tuple[int, str]:
+    def _best_chance(self) -> tuple[int, str]:
         """The row to run where none is sure to be answered in time whatever the companion does, and why."""
         label, prediction, budget_ms = self.table.labels, self.prediction, self.facts.budget_ms
-        if in_time.any():
-            row = self._least(in_time)
+        row = self._first(prediction.risk_ms <= budget_ms)
+        if row is not None:
             return row, (
                 f"{label[row]} is expected in {self._ms(row)}; no plan is sure to be answered here within "
                 f"{budget_ms:.1f} ms should the companion fail (this one after {prediction.way_out_ms[row]:.1f} ms)"
@@ -145,15 +185,9 @@ class Compared:
         money = f", {score.money[row]:.3g} of money" if score.money is not None and score.objective.cost else ""
         return energy + money
 
-    def _passed_over(self, row: int) -> str:
-        """The plan that would be better if only the deadline let it; "" where there is none."""
-        first = self._least(self.mask)
-        budget_ms, prediction = self.facts.budget_ms, self.prediction
-        if first == row:
-            return ""
-        if prediction.risk_ms[first] > budget_ms:
-            return f"; {self.table.labels[first]} may take {prediction.risk_ms[first]:.1f} ms, over the budget"
-        if prediction.way_out_ms[first] > budget_ms:
-            after_ms = prediction.way_out_ms[first]
-            return f"; {self.table.labels[first]} would end here after {after_ms:.1f} ms should the companion fail"
-        return ""
+    def _unsafe(self, row: int) -> str:
+        """Why this better plan does not run."""
+        budget_ms, prediction, label = self.facts.budget_ms, self.prediction, self.table.labels[row]
+        if prediction.risk_ms[row] > budget_ms:
+            return f"; {label} may take {prediction.risk_ms[row]:.1f} ms, over the budget"
+        return f"; {label} would end here after {prediction.way_out_ms[row]:.1f} ms should the companion fail"

@@ -67,10 +67,9 @@ def not_now(table: PlanTable, observation: Observation, facts: RequestFacts, uni
         return f"the companion has not opened this {part} yet"
     if (size := payload_bytes(table, facts, row)) > remote.payload_bytes_max:
         return f"its payload has {size:.0f} bytes, the companion takes at most {remote.payload_bytes_max:.0f}"
-    if (moved := float(_crossing_bytes(table, facts)[row])) > remote.metered_left_bytes:
-        return (
-            f"it would move {moved:.0f} bytes, of this month's metered bytes {remote.metered_left_bytes:.0f} are left"
-        )
+    left = remote.metered_left_bytes
+    if left < math.inf and (moved := float(_crossing_bytes(table, facts)[row])) > left:
+        return f"it would move {moved:.0f} bytes, of this month's metered bytes {left:.0f} are left"
     if plan.codec == "encoded" and remote.encoded_why_not:
         return remote.encoded_why_not
     if observation.battery_low:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-import numpy as np
-
 from split.plan.choose import Compared
 from split.plan.constraints import LOCAL_ROW, may_run, only_local, why_unmet, wish_text, wished
 from split.plan.explain import RunnersUp, bound, estimate, here, why_not_split
@@ -18,7 +16,6 @@ from split.plan.observation import Observation
 from split.plan.parting import in_parts
 from split.plan.plan import Decision, PlanEstimate, RequestFacts
 from split.plan.predict import predict
-from split.plan.score import score
 from split.plan.table import PlanTable
 
 RUNNERS_UP: Final = 5
@@ -54,22 +51,13 @@ def decide(table: PlanTable, observation: Observation, facts: RequestFacts) -> D
         if not mask.any():
             mask = only_local(len(table))
             suffix = f"; {why_unmet(table, observation, facts, prediction.units, wish)}"
-    compared = Compared(
-        table=table,
-        observation=observation,
-        facts=facts,
-        prediction=prediction,
-        mask=mask,
-        score=score(table, observation, facts, prediction, mask),
-    )
+    compared = Compared.of(table, observation, facts, prediction, mask)
     row, why = compared.best(None if forced else observation.incumbent)
     if not forced:
         suffix = bound(compared, row)
-    # Row numbers, least value first, what may not run at the end.
-    order = np.where(mask, compared.score.value_ms, np.inf).argsort()[: RUNNERS_UP + 1].tolist()
     return Decision(
         chosen=estimate(table, observation, facts, prediction, row),
-        runners_up=RunnersUp(compared, [other for other in order if other != row and mask[other]][:RUNNERS_UP]),
+        runners_up=RunnersUp(compared, [other for other in compared.order[: RUNNERS_UP + 1] if other != row]),
         reason=prefix + why + suffix,
         candidates=len(table),
         worth_opening=None if forced else compared.worth_opening(row),

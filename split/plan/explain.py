@@ -11,7 +11,7 @@ from split.plan.choose import Compared
 from split.plan.constraints import LOCAL_ROW, never, not_now
 from split.plan.observation import Observation
 from split.plan.plan import LOCAL, Placement, PlanEstimate, RequestFacts
-from split.plan.predict import Prediction, payload_bytes
+from split.plan.predict import Prediction
 from split.plan.score import REQUEST_METADATA_BYTES
 from split.plan.table import Column, PlanTable
 
@@ -28,45 +28,49 @@ def estimate(
     table: PlanTable, observation: Observation, facts: RequestFacts, prediction: Prediction, row: int
 ) -> PlanEstimate:
     """One plan of the table; `table` as for `predict`."""
-    parts = (prediction.units * table.costs[:, row]).tolist()
-    remote = observation.remote
-    queue_ms = half_rtt_ms = ahead_ms = link_up_ms = crossing_bytes = 0.0
-    if remote is not None and parts[Column.REMOTE]:
-        queue_ms, half_rtt_ms = remote.queue_ms, remote.link.rtt_ms / 2.0
+    costs: list[float] = table.costs[:, row].tolist()
+    units: list[float] = prediction.units.tolist()
+    queue_ms, image_ms, encode_ms, _, up_ms, down_ms, decode_ms, encoded_ms, reply_ms, head_ms, tail_ms, _ = (
+        unit * cost for unit, cost in zip(units, costs, strict=True)
+    )
+    opening_ms = float(observation.opening.run_ms[row]) if observation.opening is not None else 0.0
+    cloud_queue_ms = half_rtt_ms = ahead_ms = crossing_bytes = 0.0
+    up_bytes = costs[Column.UP]
+    if (remote := observation.remote) is not None and costs[Column.REMOTE]:
+        cloud_queue_ms, half_rtt_ms = remote.queue_ms, remote.link.rtt_ms / 2.0
         ahead_ms = remote.link.up_ms_per_byte * remote.ahead_bytes
-        if parts[Column.ENCODED]:
-            link_up_ms = remote.link.up_ms_per_byte * facts.encoded_bytes
-    plan, up_bytes = table.plans[row], payload_bytes(table, facts, row)
-    if plan is not LOCAL:
-        crossing_bytes = up_bytes + float(table.costs[Column.DOWN, row]) + 2 * REQUEST_METADATA_BYTES
+        if costs[Column.ENCODED]:
+            up_bytes = float(facts.encoded_bytes)
+            up_ms = remote.link.up_ms_per_byte * up_bytes
+            decode_ms += encoded_ms - up_ms
+        crossing_bytes = up_bytes + costs[Column.DOWN] + 2 * REQUEST_METADATA_BYTES
     why_not = never(table, facts, row) or not_now(table, observation, facts, prediction.units, row)
     stages_ms = {
-        "queue": parts[Column.ALL],
-        "activate": float(observation.opening.run_ms[row]) if observation.opening is not None else 0.0,
-        "image": parts[Column.IMAGE],
-        "head": parts[Column.HEAD],
-        "encode": parts[Column.ENCODE],
-        "up": half_rtt_ms + ahead_ms + parts[Column.UP] + link_up_ms,
-        "cloud_queue": queue_ms,
-        "cloud_decode": parts[Column.CLOUD_DECODE] + parts[Column.ENCODED] - link_up_ms,
-        "tail": parts[Column.TAIL],
-        "down": half_rtt_ms + parts[Column.DOWN],
-        "decode": parts[Column.REPLY],
+        "queue": queue_ms,
+        "activate": opening_ms,
+        "image": image_ms,
+        "head": head_ms,
+        "encode": encode_ms,
+        "up": half_rtt_ms + ahead_ms + up_ms,
+        "cloud_queue": cloud_queue_ms,
+        "cloud_decode": decode_ms,
+        "tail": tail_ms,
+        "down": half_rtt_ms + down_ms,
+        "decode": reply_ms,
         "overlap": 0.0,
     }
-    companion_ms = stages_ms["cloud_decode"] + stages_ms["tail"]
-    power = observation.power
+    power, prices, companion_ms = observation.power, observation.prices, decode_ms + tail_ms
     energy_j = power.joules(
-        compute_ms=sum(stages_ms[stage] for stage in ("activate", "image", "head", "encode", "decode")),
-        send_ms=parts[Column.UP] + link_up_ms,
-        receive_ms=parts[Column.DOWN],
-        wait_ms=stages_ms["queue"] + 2 * half_rtt_ms + ahead_ms + queue_ms + companion_ms,
+        compute_ms=opening_ms + image_ms + head_ms + encode_ms + reply_ms,
+        send_ms=up_ms,
+        receive_ms=down_ms,
+        wait_ms=queue_ms + 2 * half_rtt_ms + ahead_ms + cloud_queue_ms + companion_ms,
     )
     predicted_ms, risk_ms = float(prediction.mean_ms[row]), float(prediction.risk_ms[row])
     if row in prediction.parts:
         stages_ms["overlap"] = predicted_ms - sum(stages_ms.values())
     return PlanEstimate(
-        plan=plan,
+        plan=table.plans[row],
         predicted_ms=predicted_ms,
         risk_ms=risk_ms,
         sigma_ms=(risk_ms - predicted_ms) / table.objective.sigmas,
@@ -79,7 +83,7 @@ def estimate(
         parts=prediction.parts.get(row, 1),
         energy_j=energy_j,
         energy_measured=power.measured,
-        money=observation.prices.per_byte * crossing_bytes + observation.prices.per_companion_ms * companion_ms,
+        money=prices.per_byte * crossing_bytes + prices.per_companion_ms * companion_ms,
     )
 
 

@@ -11,7 +11,6 @@ from agent.replay.known import Known
 from agent.replay.world import Arrival, Fate, Outcome, Policy, Stages, View
 from split.plan.hedging import HEDGING, REPLY_STAGES, Replies, hedge_after_ms
 from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
-from split.plan.predict import QUANTILE_SIGMAS
 from split.plan.slack import MARGIN_MS
 
 MESSAGE_BYTES_MAX: Final = 256 << 20
@@ -60,7 +59,7 @@ class Ours(Policy):
         chosen, arrival = self._decided[number].chosen, self._view.world.arrivals[number]
         behaviour = self._known[arrival.model].contract.behaviour
         stages_ms = chosen.stages_ms
-        sigma_ms = (chosen.risk_ms - chosen.predicted_ms) / QUANTILE_SIGMAS
+        sigma_ms = chosen.sigma_ms
         expected_ms = sum(stages_ms[stage] for stage in REPLY_STAGES) + sum(self._turns_ms.values())
         self._turns_ms[number] = max(stages_ms[stage] for stage in REPLY_STAGES)
         self._expected[number] = expected_ms, sigma_ms
