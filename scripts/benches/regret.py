@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from scripts.benches import regret_cells as grid
-from scripts.benches import regret_plot
+from scripts.benches import regret_plot, regret_policies
 from scripts.benches.figure import CACHE, Figure, percentile
 from scripts.benches.regret_cells import Cell, Subject
 from scripts.benches.regret_oracle import AUTO, Measured, measure
@@ -63,7 +63,8 @@ def run(
     measured = list(_cells(grid.in_order(cells), offers, sums, seconds=CELL_QUICK_S if quick else CELL_S))
     if plot is not None:
         regret_plot.draw(measured, plot)
-    return figures(measured), [*_summaries(measured), *map(_row, measured), *_by_model(measured)]
+    rivals = regret_policies.compare(measured, offers, sums) if policies else []
+    return figures(measured), [*_summaries(measured), *map(_row, measured), *_by_model(measured), *rivals]
 
 
 def _cells(cells: Sequence[Cell], offers: dict[Subject, Offer], sums: Sums, *, seconds: float) -> Iterator[Measured]:

@@ -116,9 +116,9 @@ def offers_of(folder: Path, subjects: Sequence[Subject]) -> dict[Subject, Offer]
     for place in (folder / "agent-cache" / "models").iterdir():
         card, profile = read_card(place), read_profile(place)
         assert profile is not None, place
-        path = Path(card.path)
-        table = PlanTable.build(card, profile, contract_beside(path) or default_contract(card))
-        found[path.parents[1].name] = (card, profile, table)
+        name = Path(card.path).parents[1].name
+        contract = contract_beside(folder / "models" / name / "1" / "model.onnx") or default_contract(card)
+        found[name] = (card, profile, PlanTable.build(card, profile, contract))
     return {subject: Offer(subject, *found[subject.model]) for subject in subjects}
 
 
