@@ -178,6 +178,7 @@ def _row(one: Measured) -> dict[str, Any]:
         "predicted_ms": one.predicted_ms,
         "modelled_ms": one.sums_ms.get(one.chosen),
         "stage_errors": one.stage_errors,
+        "stages_predicted_measured_ms": one.stages_ms,
         "turns": len(one.ms[AUTO]),
         "learned": one.learned,
         "auto_plans": dict(one.auto_plans),

@@ -63,6 +63,8 @@ class Measured:
     predicted_ms: float = 0.0
     stage_errors: dict[str, float] = field(default_factory=dict)
     """Stage → median of |predicted / measured − 1| over `auto`'s requests."""
+    stages_ms: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Stage → medians (predicted, measured) of the same."""
     reason: str = ""
     """The daemon's own, of the last request of `auto`."""
     congestion_control: str = ""
@@ -244,7 +246,7 @@ def _leave_out_failed(found: Measured) -> None:
 
 def _explain(client: Client, autos: Sequence[Answer], found: Measured) -> None:
     """Predicted against measured, stage by stage, of the last requests."""
-    errors: dict[str, list[float]] = {}
+    pairs: dict[str, list[tuple[float, float]]] = {}
     predicted = []
     for answer in autos[-EXPLAINED:]:
         explained: Mapping[str, Any] = client.get(f"/v2/isthmus/explain/{answer.request_id}")
@@ -255,9 +257,12 @@ def _explain(client: Client, autos: Sequence[Answer], found: Measured) -> None:
         told, came = explained["chosen"]["stages_ms"], explained["measured_ms"]
         for stage, (told_ms, came_ms) in _pairs(told, came).items():
             if came_ms >= STAGE_SHARE * explained["total_ms"]:
-                errors.setdefault(stage, []).append(abs(told_ms / came_ms - 1))
+                pairs.setdefault(stage, []).append((told_ms, came_ms))
     found.predicted_ms = statistics.median(predicted)
-    found.stage_errors = {stage: statistics.median(each) for stage, each in errors.items()}
+    for stage, each in pairs.items():
+        found.stage_errors[stage] = statistics.median(abs(told_ms / came_ms - 1) for told_ms, came_ms in each)
+        told_all, came_all = zip(*each, strict=True)
+        found.stages_ms[stage] = (statistics.median(told_all), statistics.median(came_all))
 
 
 def _pairs(told: Mapping[str, float], came: Mapping[str, float]) -> dict[str, tuple[float, float]]:
