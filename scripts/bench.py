@@ -11,6 +11,7 @@ import inspect
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -90,6 +91,7 @@ def main() -> int:
     some.add_argument("--policies", action="store_true", help="the field's own policies beside ours")
     some.add_argument("--plot", type=Path, metavar="FILE.png", help="draw what was measured")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends with its `with` block
     console = Console()
     if not console.is_terminal:
         console = Console(width=120)
