@@ -88,6 +88,7 @@ class Compute:
         self._tokens: queue.SimpleQueue[None] = queue.SimpleQueue()  # at least one for each waiting job
         self._running: Job[Any] | None = None
         self._started_at_s = 0.0
+        self._busy_s = 0.0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="isthmus-compute", daemon=True)
         self._thread.start()
@@ -152,6 +153,13 @@ class Compute:
         with self._lock:
             return 0.0 if self._running is None else (time.monotonic() - self._started_at_s) * 1e3
 
+    @property
+    def busy_s(self) -> float:
+        """How long the worker has run jobs since it was made, emulated holds and the one under way included."""
+        with self._lock:
+            running_s = 0.0 if self._running is None else time.monotonic() - self._started_at_s
+            return self._busy_s + running_s
+
     def close(self) -> None:
         """Refuse what waits, let the job under way end (at most `CLOSE_TIMEOUT_S`), end the thread. Blocking."""
         with self._lock:
@@ -206,6 +214,7 @@ class Compute:
             outcome = self._perform(job)
             with self._lock:
                 self._running = None
+                self._busy_s += time.monotonic() - self._started_at_s
             self._deliver(job, outcome)
             del job, outcome  # an idle worker must not keep the last request's tensors
 

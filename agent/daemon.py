@@ -12,6 +12,7 @@ from functools import cached_property
 
 from agent.compute import Compute
 from agent.config import AgentConfig
+from agent.device_watch import DeviceWatch
 from agent.golden import Golden
 from agent.health import Health
 from agent.http_api import HttpApi
@@ -40,9 +41,10 @@ from split.identity.contexts import Identity
 from split.identity.credentials import Credentials
 from split.identity.known_time import KnownTime
 from split.profiles.address import HostPort
+from split.profiles.device import load_device, recognise
 from split.profiles.load import claim, require_writable
 from split.runtime.kernels import kernel_answers
-from split.runtime.machine import read_machine
+from split.runtime.machine import Machine, read_machine
 from split.runtime.segment import OrtEngine, usable_threads
 from split.runtime.store import SegmentStore
 from split.systemd import asked_to_stop, feed_watchdog, notify
@@ -96,7 +98,8 @@ class Daemon:
             await asyncio.to_thread(lambda: (kernel_answers(), image_fingerprint()))
         compute = Compute(config.emulation.slowdown)
         self._stack.callback(compute.close)
-        golden, journal = Golden(compute), Journal()
+        golden = Golden(compute)
+        watch = self._watch = await asyncio.to_thread(self._device_watch, machine, compute)
         meter = self._meter = Meter(
             config.state_dir / "metering.json",
             cap_bytes=config.link.metered_bytes_per_month,
@@ -107,7 +110,10 @@ class Daemon:
             slowdown=config.emulation.slowdown,
             probe_bytes_per_hour=config.link.probe_bytes_per_hour,
             metered=meter.left,
+            power=lambda: watch.power,
+            battery_low=lambda: watch.battery_low,
         )
+        journal = Journal(planner.power)
         recorder = Recorder(
             knows=planner.known,
             slowdown=config.emulation.slowdown,
@@ -143,6 +149,7 @@ class Daemon:
             recorder=recorder,
             health=health,
             machine=machine,
+            watch=watch,
             identity=lambda: renewal.status() if renewal is not None else None,
         )
         self._stack.callback(recorder.close)
@@ -159,6 +166,7 @@ class Daemon:
             uplink.on_renewed = renewal.answered
             renewing = asyncio.create_task(renewal.run(), name="renewal")
             self._stack.callback(renewing.cancel)
+        await watch.look(asyncio.get_running_loop().time())
         await self._open_doors()
         self._stack.callback(lateness.close)
         warming = Warming(planner=planner, compute=compute, models=repository.served)
@@ -168,8 +176,20 @@ class Daemon:
         self._stack.callback(metering.cancel)
         recording = asyncio.create_task(recorder.run(), name="recording")
         self._stack.callback(recording.cancel)
+        watching = asyncio.create_task(watch.run(), name="device watch")
+        self._stack.callback(watching.cancel)
         watchdog = asyncio.create_task(feed_watchdog(health.live), name="watchdog")
         self._stack.callback(watchdog.cancel)
+
+    def _device_watch(self, machine: Machine, compute: Compute) -> DeviceWatch:
+        config = self._config
+        name = config.device or recognise(machine.board, machine.compatible, machine.architecture)
+        return DeviceWatch(
+            profile=None if name is None else load_device(name),
+            threads=machine.threads,
+            battery_ratio_min=config.power.battery_ratio_min,
+            busy_s=lambda: compute.busy_s,
+        )
 
     def _repository(self, planner: Planner, uplink: Uplink, golden: Golden, *, machine: str) -> Repository:
         """The models, which tell planner and uplink when they come and go."""
@@ -228,7 +248,9 @@ class Daemon:
             self._meter.failed(error)
             raise
         ends = channel.ends
-        self._meter.follow(channel, interface_of(ends[0]) if ends is not None else "")
+        interface = interface_of(ends[0]) if ends is not None else ""
+        self._meter.follow(channel, interface)
+        self._watch.linked(interface)
         return channel
 
     async def _dial(self, address: str, timeout_s: float, first: Sequence[Message]) -> Channel:

@@ -10,14 +10,15 @@ import time
 from bisect import bisect_left
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from agent.intake import InferenceRequest
 from split.errors import IsthmusError
 from split.plan.plan import Decision, Plan, PlanEstimate, RequestFacts
+from split.plan.power import NO_POWER, Power, used_joules
 from split.tensor import Tensors
 
 KEPT = 1024
@@ -52,6 +53,10 @@ class Entry:
     fallback: str = ""
     stages_ms: Mapping[str, float] = field(default_factory=dict)
     error: str = ""
+    joules: float | None = None
+    """Used above idle, by measured stages; None where nothing is known of the device's power, or nothing came out."""
+    power: Power = NO_POWER
+    """Behind `joules`."""
 
 
 @dataclass(slots=True)
@@ -87,6 +92,9 @@ class Totals:
     last_at_ms: int = 0
     """Wall clock, for Triton's statistics."""
     recent_ms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    joules: dict[bool, float] = field(default_factory=dict)
+    """Of answered requests, by whether the power behind them was measured."""
+    recent_j: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +133,10 @@ def _deadline_ms(request: InferenceRequest) -> float:
 
 
 class Journal:
-    def __init__(self) -> None:
+    """`power`: what the device draws at this moment (monotonic seconds)."""
+
+    def __init__(self, power: Callable[[float], Power] = lambda _: NO_POWER) -> None:
+        self._power = power
         self.on_entry: Callable[[Entry], None] = lambda entry: None
         """Told of each finished request, when it is written down here."""
         self._entries: OrderedDict[str, Entry] = OrderedDict()
@@ -133,14 +144,26 @@ class Journal:
 
     def answered(self, request_id: str, entry: Entry) -> None:
         """`entry` as `answered_entry` makes it."""
+        entry, totals = self._with_joules(entry), self._totals(entry.model)
         assert entry.ran is not None
-        totals = self._totals(entry.model)
+        if entry.joules is not None:
+            measured = entry.power.measured
+            totals.joules[measured] = totals.joules.get(measured, 0.0) + entry.joules
+            totals.recent_j.append(entry.joules)
         totals.placements.setdefault(str(entry.ran.placement), Times()).add(entry.total_ms)
         totals.fallbacks += bool(entry.fallback)
         totals.recent_ms.append(entry.total_ms)
         for stage, ms in entry.stages_ms.items():
             totals.stages_ms[stage] = totals.stages_ms.get(stage, 0.0) + ms
         self._keep(request_id, entry)
+
+    def _with_joules(self, entry: Entry) -> Entry:
+        power = self._power(entry.received_at_s + entry.total_ms / 1000)
+        if not power.source:
+            return entry
+        predicted_ms = entry.decision.chosen.stages_ms
+        joules = used_joules(power, entry.stages_ms, predicted_ms, entry.total_ms)
+        return replace(entry, joules=joules, power=power)
 
     def failed(self, request: InferenceRequest, decision: Decision, error: IsthmusError, total_ms: float) -> None:
         totals = self._totals(request.model.name)
@@ -222,6 +245,11 @@ class Journal:
             "per_s": round(1000 * count / longest_ms, 3) if longest_ms else None,
         }
 
+    def joules_mean(self, model: str) -> float | None:
+        """Of the last `RECENT` answers whose joules are known; None before the first."""
+        totals = self.totals.get(model)
+        return fmean(totals.recent_j) if totals and totals.recent_j else None
+
     def statistics(self, model: str, version: str) -> dict[str, Any]:
         """Triton's `model_stats` element of one model."""
         totals = self.totals.get(model, Totals())
@@ -271,8 +299,21 @@ class Journal:
             "measured_ms": {stage: round(ms, 3) for stage, ms in entry.stages_ms.items()},
             "total_ms": round(entry.total_ms, 3),
             "deadline_ms": round(entry.deadline_ms, 1),
+            "energy": _energy_json(entry),
             "error": entry.error or None,
         }
+
+
+def _energy_json(entry: Entry) -> dict[str, Any] | None:
+    """What the request used, and how that is known; None where it is not."""
+    if entry.joules is None:
+        return None
+    return {
+        "used_j": round(entry.joules, 4),
+        "predicted_j": round(entry.decision.chosen.energy_j, 4),
+        "measured": entry.power.measured,
+        "source": entry.power.source,
+    }
 
 
 def as_json(estimate: PlanEstimate) -> dict[str, Any]:

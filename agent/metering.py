@@ -274,7 +274,11 @@ class Meter:
 def interface_of(address: str) -> str:
     """The network interface that has this address; "" when none does."""
     wanted = address.partition("%")[0]
-    for name, addresses in psutil.net_if_addrs().items():
+    try:
+        interfaces = psutil.net_if_addrs() or {}
+    except Exception:  # psutil lets through what its C code meets on odd kernels; the name is worth no request
+        return ""
+    for name, addresses in interfaces.items():
         if any(one.address.partition("%")[0] == wanted for one in addresses):
             return name
     return ""

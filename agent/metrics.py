@@ -63,6 +63,11 @@ class Metrics:
         shadows = CounterMetricFamily(
             "isthmus_shadow_runs", "Answers of the companion's compared with the device's.", labels=["model", "result"]
         )
+        energy = CounterMetricFamily(
+            "isthmus_energy_joules",
+            "Used above idle by answered requests: measured stages times the device's power, itself measured or not.",
+            labels=["model", "measured"],
+        )
         for model, totals in self._journal.totals.items():
             for agrees, count in totals.shadows.items():
                 shadows.add_metric([model, "agreed" if agrees else "differed"], count)
@@ -78,7 +83,9 @@ class Metrics:
             for stage, ms in totals.stages_ms.items():
                 stages.add_metric([model, stage], ms / 1000)
             fallbacks.add_metric([model], totals.fallbacks)
-        yield from (requests, durations, stages, fallbacks, shadows)
+            for measured, joules in totals.joules.items():
+                energy.add_metric([model, str(measured).lower()], joules)
+        yield from (requests, durations, stages, fallbacks, shadows, energy)
         for name, (text, read) in self._gauges.items():
             yield GaugeMetricFamily(name, text, value=read())
         if (link := self._link()) is not None:

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from agent.energy import batteries
 from split.runtime.allowance import allowed_cores
 from split.runtime.machine import meminfo_bytes
 
@@ -32,6 +33,10 @@ class Sensors(msgspec.Struct, frozen=True, kw_only=True):
     battery_ratio: float | None
     """Charge of the weakest battery that powers the device."""
     on_battery: bool | None
+    frequency_mhz: float | None
+    """The fastest core's clock now; None where the kernel does not tell."""
+    frequency_ratio: float | None
+    """What the clock may rise to now over what the processor can, the fastest core: heat and power limits lower it."""
     load_ratio: float | None
     """Runnable threads of the last minute per core that this process may use."""
     memory_available_bytes: int | None
@@ -41,11 +46,14 @@ def read_sensors(root: Path = Path("/")) -> Sensors:
     """Read everything once; a few file reads, below a millisecond where the drivers answer at once."""
     battery_ratio, on_battery = _battery(root)
     load = _number(_text(root / "proc/loadavg").split(" ")[0])
+    frequency_mhz, frequency_ratio = _frequency(root)
     return Sensors(
         temperature_c=_temperature_c(root),
         throttled=_throttled(root),
         battery_ratio=battery_ratio,
         on_battery=on_battery,
+        frequency_mhz=frequency_mhz,
+        frequency_ratio=frequency_ratio,
         load_ratio=None if load is None else load / max(1, len(allowed_cores(root))),
         memory_available_bytes=meminfo_bytes(root, "MemAvailable"),
     )
@@ -82,13 +90,10 @@ def _throttled(root: Path) -> bool | None:
 
 
 def _battery(root: Path) -> tuple[float | None, bool | None]:
-    """(charge of the weakest battery, whether the device runs on it); mice and keyboards do not count."""
+    """(charge of the weakest battery, whether the device runs on it)."""
     charges: list[float] = []
     discharging: list[bool] = []
-    for supply in _below(root, "sys/class/power_supply", "*"):
-        powers_us = _text(supply / "type") == "Battery" and _text(supply / "scope") != "Device"
-        if not powers_us or _text(supply / "present") == "0":
-            continue
+    for supply in batteries(root):
         charge = _number(_text(supply / "capacity"))
         if charge is None:
             for kind in ("energy", "charge"):
@@ -99,6 +104,20 @@ def _battery(root: Path) -> tuple[float | None, bool | None]:
             charges.append(min(max(charge / 100.0, 0.0), 1.0))
             discharging.append(_text(supply / "status") == "Discharging")
     return (min(charges), any(discharging)) if charges else (None, None)
+
+
+def _frequency(root: Path) -> tuple[float | None, float | None]:
+    """(clock now in MHz, highest allowed / highest possible) of the core that can run fastest among those allowed."""
+    found: list[tuple[float, float | None, float | None]] = []
+    for core in sorted(allowed_cores(root)):
+        policy = root / f"sys/devices/system/cpu/cpu{core}/cpufreq"
+        if (can_khz := _number(_text(policy / "cpuinfo_max_freq"))) is not None and can_khz > 0.0:
+            may_khz = _number(_text(policy / "scaling_max_freq"))
+            found.append((can_khz, may_khz, _number(_text(policy / "scaling_cur_freq"))))
+    if not found:
+        return None, None
+    can_khz, may_khz, now_khz = max(found, key=lambda one: one[0])
+    return now_khz / 1000.0 if now_khz else None, min(may_khz / can_khz, 1.0) if may_khz else None
 
 
 def _below(root: Path, folder: str, pattern: str) -> list[Path]:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from agent.compute import Compute
+from agent.device_watch import DeviceWatch
 from agent.health import Health
 from agent.intake import Intake
 from agent.journal import Journal, Outcome
@@ -45,6 +46,7 @@ class DaemonService:
         recorder: Recorder,
         health: Health,
         machine: Machine,
+        watch: DeviceWatch,
         identity: Callable[[], Mapping[str, object] | None],
     ) -> None:
         self._intake = intake
@@ -59,6 +61,7 @@ class DaemonService:
         self._recorder = recorder
         self._health = health
         self._machine = machine
+        self._watch = watch
         self._identity = identity
         self._started_at_s = asyncio.get_running_loop().time()
 
@@ -191,6 +194,7 @@ class DaemonService:
                     "placements": self._journal.placements(entry.name),
                     "p50_ms": self._journal.p50_ms(entry.name),
                     "shadow": self._journal.shadows(entry.name),
+                    "joules": self._journal.joules_mean(entry.name),
                     **drift,
                 }
             )
@@ -199,6 +203,8 @@ class DaemonService:
             "uptime_s": round(now_s - self._started_at_s, 1),
             "device": msgspec.to_builtins(self._machine),
             "threads": self._machine.threads,
+            "sensors": msgspec.to_builtins(self._watch.sensors),
+            "power": self._watch.snapshot(self._planner.power(now_s)),
             "models": models,
             "companion": {
                 "address": self._uplink.address,

@@ -45,6 +45,9 @@ def _lines(explained: Mapping[str, Any]) -> Iterator[str]:
         yield f"{'error':<10} {explained['error']}"
     if explained.get("total_ms") is not None:
         yield f"{'took':<10} {_ms(explained['total_ms'])}, deadline {_ms(explained.get('deadline_ms'))}"
+    if energy := explained.get("energy"):
+        joules = f"{energy['used_j']:.3g} J used above idle, {energy['predicted_j']:.3g} J predicted"
+        yield f"{'energy':<10} {joules} ({energy['source']})"
     link: Mapping[str, Any] = explained.get("link") or {}
     if link:
         yield f"{'link':<10} " + ", ".join(f"{key} {value:g}" for key, value in link.items())

@@ -36,6 +36,10 @@ def _lines(status: Mapping[str, Any]) -> Iterator[str]:
     running = f", up {_span(uptime_s)}" if isinstance(uptime_s, int | float) else ""
     yield f"{'daemon':<10} isthmus {status.get('version', '?')}{running}"
     yield f"{'device':<10} {_device(status)}"
+    if condition := ", ".join(_condition(status.get("sensors") or {}, status.get("power") or {})):
+        yield f"{'condition':<10} {condition}"
+    if power := _power(status.get("power") or {}):
+        yield f"{'power':<10} {power}"
     slowdown = (status.get("emulation") or {}).get("slowdown", 1.0)
     if slowdown != 1.0:
         yield f"{'emulation':<10} device stages are slowed down {slowdown:g} times"
@@ -53,13 +57,16 @@ def _lines(status: Mapping[str, Any]) -> Iterator[str]:
         counts.append(f"{status['failures']} failed")
     yield f"{'requests':<10} {', '.join(counts)}; {_number(status.get('queue_ms'))} ms of work waiting"
     yield ""
-    yield f"{'MODEL':<28} {'VERSION':<8} {'STATE':<12} {'LOCAL':>7} {'SPLIT':>7} {'OFFLOAD':>8} {'P50 MS':>8}  NOTE"
+    yield (
+        f"{'MODEL':<28} {'VERSION':<8} {'STATE':<12} {'LOCAL':>7} {'SPLIT':>7} {'OFFLOAD':>8} {'P50 MS':>8} "
+        f"{'JOULES':>8}  NOTE"
+    )
     for model in status.get("models") or ():
         placements: Mapping[str, int] = model.get("placements") or {}
         row = (
             f"{model.get('name', '?'):<28} {model.get('version', ''):<8} {model.get('state', '?'):<12} "
             f"{placements.get('local', 0):>7} {placements.get('split', 0):>7} {placements.get('offload', 0):>8} "
-            f"{_number(model.get('p50_ms')):>8}  {_note(model)}"
+            f"{_number(model.get('p50_ms')):>8} {_joules(model.get('joules')):>8}  {_note(model)}"
         )
         yield row.rstrip()
         for cut, why in sorted((model.get("cuts_not_open") or {}).items()):
@@ -83,6 +90,30 @@ def _device(status: Mapping[str, Any]) -> str:
     facts = [str(name), str(device.get("architecture") or ""), f"{threads} threads" if threads else ""]
     facts.append(str(device.get("runtime") or ""))
     return ", ".join(filter(None, facts))
+
+
+def _condition(sensors: Mapping[str, Any], power: Mapping[str, Any]) -> Iterator[str]:
+    if sensors.get("temperature_c") is not None:
+        yield f"{sensors['temperature_c']:.0f} °C"
+    if sensors.get("throttled"):
+        yield "throttled now"
+    if sensors.get("battery_ratio") is not None:
+        running = ", discharging" if sensors.get("on_battery") else ""
+        low = ", low: energy counts before latency" if power.get("battery_low") else ""
+        yield f"battery {sensors['battery_ratio']:.0%}{running}{low}"
+
+
+def _power(power: Mapping[str, Any]) -> str:
+    """Watts above idle, and how they are known; "" where nothing is."""
+    if power.get("compute_w") is None:
+        return str(power.get("note") or "")
+    radio = f", {power['send_w']:.2g} W sending, {power['receive_w']:.2g} W receiving" if power.get("send_w") else ""
+    note = f"; {power['note']}" if power.get("note") else ""
+    return f"{power['compute_w']:.3g} W computing{radio}, above idle ({power.get('source')}){note}"
+
+
+def _joules(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, int | float) else "–"
 
 
 def _companion(companion: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ Above idle, because an idle board draws its idle power whatever is chosen. Nothi
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -93,4 +94,28 @@ def modelled(device: DeviceProfile | None, threads: int, radio: Radio | None) ->
         radio=radio,
         measured=False,
         source=f"modelled: {device.name}, {span_w:g} W between idle and all cores busy",
+    )
+
+
+_COMPUTED: Final = ("activate", "image", "head", "whole", "encode", "decode", "local_tail")
+"""Measured stages (`agent/journal.py`) in which the device works."""
+
+
+def used_joules(
+    power: Power, measured_ms: Mapping[str, float], predicted_ms: Mapping[str, float], total_ms: float
+) -> float:
+    """What an answered request used above idle: its measured stages times the power in them.
+
+    `network` is measured as one time; it is split between sending and receiving as the prediction had `up` and `down`.
+    What no stage explains of `total_ms`, the companion's own time included, was waited.
+    """
+    compute_ms = sum(measured_ms.get(stage, 0.0) for stage in _COMPUTED)
+    network_ms = measured_ms.get("network", 0.0)
+    up, down = predicted_ms.get("up", 0.0), predicted_ms.get("down", 0.0)
+    send_ms = network_ms * up / (up + down) if up + down > 0.0 else network_ms
+    return power.joules(
+        compute_ms=compute_ms,
+        send_ms=send_ms,
+        receive_ms=network_ms - send_ms,
+        wait_ms=max(total_ms - compute_ms - network_ms, 0.0),
     )

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from split.plan.power import NO_POWER, Power, PowerModel, modelled
+from split.plan.power import NO_POWER, Power, PowerModel, modelled, used_joules
 from split.profiles.device import load_device
 from split.profiles.radio import RADIOS, LinkKind
 
@@ -61,3 +61,15 @@ def test_a_profile_gives_the_share_of_the_cores_that_compute() -> None:
 
 def test_a_device_without_a_profile_has_no_power() -> None:
     assert modelled(None, 4, RADIOS[LinkKind.LTE]).at(5.0, 5.0) == NO_POWER
+
+
+def test_what_a_request_used_is_its_measured_stages_times_watts() -> None:
+    measured_ms = {"queue": 30.0, "head": 40.0, "encode": 10.0, "network": 100.0, "tail": 15.0, "decode": 5.0}
+    joules = used_joules(LTE_PHONE, measured_ms, {"up": 60.0, "down": 20.0}, 220.0)
+    # 55 ms of work, 75 ms up and 25 ms down by the prediction's shares, 65 ms in which it waited.
+    assert joules == pytest.approx(0.055 * 4.0 + 0.075 * 2.5 + 0.025 * 1.5 + 0.065 * 1.0)
+
+
+def test_a_request_that_stayed_here_sends_nothing() -> None:
+    joules = used_joules(LTE_PHONE, {"queue": 10.0, "activate": 5.0, "image": 5.0, "whole": 90.0}, {}, 110.0)
+    assert joules == pytest.approx(0.1 * 4.0 + 0.01 * 1.0)
