@@ -8,7 +8,7 @@ from agent.commands.explain import _lines as explain_lines
 from agent.commands.status import _lines as status_lines
 from agent.journal import Entry, Journal
 from agent.metrics import Metrics
-from split.plan.plan import LOCAL, Decision, PlanEstimate
+from split.plan.plan import LOCAL, Decision, PlanEstimate, RequestFacts
 from split.plan.power import NO_POWER, Power
 
 FOUR_WATTS = Power(compute_w=4.0, send_w=0.0, receive_w=0.0, wait_w=1.0, measured=False, source="modelled: x")
@@ -30,6 +30,7 @@ def answered(model: str, whole_ms: float, total_ms: float) -> Entry:
         model=model,
         received_at_s=10.0,
         deadline_ms=1000.0,
+        facts=RequestFacts(budget_ms=1000.0),
         decision=Decision(chosen=chosen, runners_up=(), reason="r", candidates=1),
         total_ms=total_ms,
         ran=LOCAL,
