@@ -717,7 +717,7 @@ async def test_status_shows_models_companion_and_emulation(command: Any) -> None
     assert "cloud.example:7443: connected, 40 ms round trip" in text
     assert "slowed down 6 times" in text
     (row,) = [line.split() for line in text.splitlines() if line.startswith("net ")]
-    assert row == ["net", "1", "READY", "7", "0", "0", "3.2"]
+    assert row == ["net", "1", "READY", "7", "0", "0", "3.2", "–"]
     assert json.loads(await command(status, "--json"))["models"][0]["name"] == "net"
 
 
