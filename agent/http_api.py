@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import quote
@@ -65,6 +65,9 @@ class Service(Protocol):
 
     def contract(self, name: str) -> dict[str, Any]:
         """The contract as data; `labels` in it: output name → words of its classes."""
+
+    def runs_on(self, name: str) -> Sequence[str]:
+        """Words of the contract's accelerators, first choice first."""
 
     def measured(self, name: str) -> dict[str, float | None]:
         """`{"requests", "p50_ms", "p99_ms", "per_s"}` of the answers so far; None where there are none yet."""
@@ -290,6 +293,7 @@ class HttpApi:
         body = {
             **metadata.as_json(),
             "contract": self._service.contract(name),
+            "runs_on": self._service.runs_on(name),
             "measured": self._service.measured(name),
             "schemas": {"request": request_schema(metadata), "response": response_schema(metadata)},
         }

@@ -33,8 +33,10 @@ from split.profiles.contract import (
     load_labels,
 )
 from split.profiles.measured import ModelProfile, read_profile
+from split.runtime.accelerators import Choice, choose
 from split.runtime.machine import read_machine
 from split.runtime.optimised import Manifest, key_of, lacking, optimised_in, place_of, read_sound
+from split.runtime.segment import OrtEngine
 from split.runtime.store import SegmentStore
 from split.runtime.tuning import default_tuning
 from split.workbench.child import run_child
@@ -265,9 +267,14 @@ class Repository:
             contract = contract_beside(entry.path) or default_contract(card)
             contract_path = entry.path.parent.parent / CONTRACT_FILE
             check_contract(contract, card, path=contract_path)
-            profile = await asyncio.to_thread(self._profile, folder, card, contract)
+            choice = await asyncio.to_thread(choose, contract.resource.accelerators)
+            if choice.note:
+                log.warning("model=%s %s", entry.name, choice.note)
+            if choice.accelerated:
+                self._store.use((Path(card.path), folder), OrtEngine(choice.providers))
+            profile = await asyncio.to_thread(self._profile, folder, card, contract, choice)
             if profile is None:  # else it has run here, on this runtime: that was measured
-                await self._child(entry, "probe")
+                await self._child(entry, "probe", *_on(choice))
         model = ServedModel(
             name=entry.name,
             version=entry.version,
@@ -278,6 +285,7 @@ class Repository:
             folder=folder,
             profile=profile,
             store=self._store,
+            choice=choice,
         )
         await self._adopt_forms(model)
         self._store.keep(Path(card.path), still=partial(before.require_same, card))
@@ -304,8 +312,10 @@ class Repository:
         assert model is not None
         if model.profile is None:
             async with self._bench:
-                await self._child(entry, "profile", "--folder", str(model.folder))
-            model.profile = await asyncio.to_thread(self._profile, model.folder, model.card, model.contract)
+                await self._child(entry, "profile", "--folder", str(model.folder), *_on(model.choice))
+            model.profile = await asyncio.to_thread(
+                self._profile, model.folder, model.card, model.contract, model.choice
+            )
             if model.profile is None:
                 raise InvalidModel(f"the profile of {entry.name!r} could not be read back from {model.folder}")
             await self._adopt_forms(model)  # made while it was measured
@@ -316,6 +326,8 @@ class Repository:
         model = entry.model
         assert model is not None
         assert model.profile is not None
+        if model.choice.accelerated:
+            return  # what is optimised is optimised for the processor
         cuts = [cut.cut for cut in model.profile.cuts]
         if lacking(await self._adopt_forms(model), cuts):
             try:
@@ -335,19 +347,22 @@ class Repository:
         profile, threads = model.profile, model.contract.resource.threads
         tuning = profile.tuning if profile is not None else default_tuning(machine, threads)
         self._store.tune((path, model.folder), tuning)
+        if model.choice.accelerated:
+            return None
         key = key_of(model.digest, self._runtime, machine)
         manifest = await asyncio.to_thread(read_sound, place_of(model.folder, key), key)
         if manifest is not None:
             self._store.prefer(optimised_in(model.folder, path, manifest))
         return manifest
 
-    def _profile(self, folder: Path, card: ModelCard, contract: Contract) -> ModelProfile | None:
+    def _profile(self, folder: Path, card: ModelCard, contract: Contract, choice: Choice) -> ModelProfile | None:
         """The profile in `folder` if it was measured on this device and with the model's surroundings as they are."""
         profile = read_profile(folder)
         if profile is None:
             return None
         basis = profile_basis(Path(card.path), contract)
-        fits = profile.holds_for(digest=card.digest, runtime=self._runtime, fingerprint=self._machine, basis=basis)
+        runtime = OrtEngine(choice.providers).name if choice.accelerated else self._runtime
+        fits = profile.holds_for(digest=card.digest, runtime=runtime, fingerprint=self._machine, basis=basis)
         return profile if fits else None
 
     async def _card(self, entry: Entry) -> tuple[Path, ModelCard]:
@@ -384,6 +399,11 @@ def _takes_files(folder: Path) -> bool:
         with contextlib.suppress(OSError):
             probe.unlink()
     return True
+
+
+def _on(choice: Choice) -> tuple[str, ...]:
+    """What a child is told of where to run the model."""
+    return ("--providers", ",".join(choice.providers)) if choice.accelerated else ()
 
 
 def _retrieved(task: asyncio.Task[None]) -> None:

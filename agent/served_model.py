@@ -23,6 +23,7 @@ from split.oip.infer import plain_shape
 from split.plan.plan import Placement
 from split.profiles.contract import Contract, Privacy
 from split.profiles.measured import ModelProfile
+from split.runtime.accelerators import ON_CPU, Choice
 from split.runtime.engine import Segment
 from split.runtime.store import SegmentStore
 from split.tensor import Tensors, TensorSpec
@@ -45,6 +46,8 @@ class ServedModel:
     """Where its segments, profile and golden inputs lie."""
     profile: ModelProfile | None
     store: SegmentStore
+    choice: Choice = ON_CPU
+    """What of the contract's accelerators this host has."""
     _warming: Future[None] | None = field(default=None, init=False, repr=False)
     _opening_known: int = field(default=-1, init=False, repr=False)
     """`SegmentStore.changes` when `_opening_ms` was worked out."""

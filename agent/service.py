@@ -5,7 +5,7 @@ the journal and the planner. Translation only; the way of a request is `serve.py
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -122,6 +122,10 @@ class DaemonService:
         contract: dict[str, Any] = msgspec.to_builtins(model.contract)
         return contract | {"model": model.name, "labels": model.labels}
 
+    def runs_on(self, name: str) -> Sequence[str]:
+        """Which of its contract's accelerators do the work."""
+        return self._repository.serving(name, "").choice.runs_on
+
     def measured(self, name: str) -> dict[str, float | None]:
         """How fast it has been; numbers are None before the first answer."""
         model = self._repository.serving(name, "")
@@ -190,6 +194,8 @@ class DaemonService:
                     "reason": entry.reason,
                     "progress": entry.progress,
                     "profiled": bool(drift),
+                    "runs_on": list(entry.model.choice.runs_on) if entry.model is not None else [],
+                    "accelerators_note": entry.model.choice.note if entry.model is not None else "",
                     "cuts_note": entry.model.card.note if entry.model is not None else "",
                     "placements": self._journal.placements(entry.name),
                     "p50_ms": self._journal.p50_ms(entry.name),

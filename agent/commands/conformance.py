@@ -52,7 +52,7 @@ class Stated(msgspec.Struct, frozen=True, kw_only=True):
     """Output → its labels."""
     measured: Measured = Measured()
     accelerators: Sequence[str] | None = None
-    """Where a service without contracts runs the model, if it says so."""
+    """Where the model runs, if the service says so."""
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,7 +214,7 @@ def _words(contract: Contract, stated: Stated) -> Iterator[Field]:
     for path, holds in _HOLDS.items():
         keys = path.split(".")
         theirs = _dig(found, *keys)
-        if path == "resource.accelerators" and found is None and stated.accelerators is not None:
+        if path == "resource.accelerators" and stated.accelerators is not None:
             theirs = list(stated.accelerators)
         if path == "data.fidelity.measure" and 0 in (
             contract.data.fidelity.bound,
@@ -239,8 +239,8 @@ def _word(
     except (TypeError, ValueError):  # a service says what it likes
         ok = False
     mend = ""
-    if not ok and stated.contract is None:
-        mend = "run the service elsewhere, or add to the contract where it runs"
+    if not ok and path == "resource.accelerators":
+        mend = "run the service on a host that has one of these, or add to the contract where it runs"
     elif not ok:
         mend = _set_there(path, wanted)
     return Field(path=path, ok=ok, wanted=wanted, found=found, mend=mend)

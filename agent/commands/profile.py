@@ -19,8 +19,9 @@ from agent.commands.model_argument import CHILD_TIMEOUT_S, add_inputs_argument, 
 from agent.model_cache import find_card
 from split.errors import InvalidModel
 from split.graph.card import ModelCard
-from split.profiles.contract import contract_beside
+from split.profiles.contract import Contract, contract_beside
 from split.profiles.measured import CodecCosts, ModelProfile, Tuning, read_profile
+from split.runtime.accelerators import choose
 from split.runtime.machine import read_machine
 from split.runtime.segment import OrtEngine
 from split.workbench.child import run_child_sync
@@ -89,13 +90,15 @@ def profiled(
         raise InvalidModel(f"{path} changed while it was being prepared; try again")
     folder, card = found
     profile = None if again or inputs is not None else read_profile(folder)
-    runtime, fingerprint = OrtEngine().name, read_machine().digest
-    basis = profile_basis(Path(card.path), contract_beside(path))
+    contract = contract_beside(path)
+    providers = choose((contract or Contract()).resource.accelerators).providers
+    runtime, fingerprint = OrtEngine(providers).name, read_machine().digest
+    basis = profile_basis(Path(card.path), contract)
     if profile is None or not profile.holds_for(
         digest=card.digest, runtime=runtime, fingerprint=fingerprint, basis=basis
     ):
         run_child_sync(
-            ["profile", str(path), "--folder", str(folder), *given],
+            ["profile", str(path), "--folder", str(folder), "--providers", ",".join(providers), *given],
             timeout_s=CHILD_TIMEOUT_S,
             on_progress=lambda stage, ratio: on_progress(stage, 0.1 + 0.9 * ratio),
         )

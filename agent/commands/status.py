@@ -71,6 +71,8 @@ def _lines(status: Mapping[str, Any]) -> Iterator[str]:
         yield row.rstrip()
         for cut, why in sorted((model.get("cuts_not_open") or {}).items()):
             yield f"{'':<28} cut {cut} is not open at the companion: {why}"
+        if model.get("accelerators_note"):
+            yield f"{'':<28} {model['accelerators_note']}"
         if model.get("cuts_note"):
             yield f"{'':<28} cut as it stands in the file: {model['cuts_note']}"
 

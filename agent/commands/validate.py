@@ -151,12 +151,13 @@ def _ask(client: DaemonClient, name: str) -> Stated:
     described = _or_nothing(lambda: client.describe(name))
     contract = described.get("contract")
     if isinstance(contract, dict):
-        labels = contract.get("labels")
+        labels, runs_on = contract.get("labels"), described.get("runs_on")
         return Stated(
             metadata=metadata,
             contract=contract,
             labels=_as(dict[str, list[str]], labels) if labels is not None else {},
             measured=_as(Measured, described.get("measured", {})),
+            accelerators=_as(list[str], runs_on) if runs_on is not None else None,
         )
     config, stats = _or_nothing(lambda: client.about(name, "config")), _or_nothing(lambda: client.about(name, "stats"))
     return Stated(metadata=metadata, measured=_from_statistics(stats), accelerators=_from_config(config))

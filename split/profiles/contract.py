@@ -55,7 +55,8 @@ class Resource(_Part, frozen=True, kw_only=True):
     threads: _Count | Literal["auto"] = "auto"
     """Intra-op threads; auto: what affinity and quota leave, as measured."""
     accelerators: tuple[str, ...] = ("cpu",)
-    """Where it may run, first choice first: cpu, cuda, tensorrt, openvino, xnnpack …"""
+    """Where it may run here, first choice first: cpu, cuda, tensorrt, openvino, xnnpack … A host that has none of them
+    does not serve it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

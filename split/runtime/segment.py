@@ -135,7 +135,15 @@ class OrtEngine:
 
     @property
     def name(self) -> str:
-        return f"onnxruntime {_version()} {platform.machine()}"
+        """With what it runs on beside the processor: times and results are another engine's."""
+        beside = [provider.removesuffix("ExecutionProvider") for provider in self._providers[:-1]]
+        return " ".join((f"onnxruntime {_version()} {platform.machine()}", *beside))
+
+    @property
+    def accelerated(self) -> bool:
+        """Whether the processor takes only what others leave. Nothing is optimised for them beforehand: what the
+        runtime saves is fused for the processor."""
+        return len(self._providers) > 1
 
     def open(self, path: Path, *, threads: int, spin_us: int = 0) -> OrtSegment:
         """Open a model file; external data is looked for beside it, never in the working directory.

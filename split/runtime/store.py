@@ -75,6 +75,8 @@ class SegmentStore:
         self._tunings: dict[Path, Tuning] = {}
         """Of a file, or of all files in a folder."""
         self._budget_bytes = budget_bytes
+        self._engines: dict[Path, Engine] = {}
+        """Of a file, or of all files in a folder, where it is another one."""
         self._lock = threading.Lock()
         self._slots: dict[Path, _Slot] = {}
         self._uses: LruK[Path] = LruK()
@@ -164,6 +166,11 @@ class SegmentStore:
                 if slot.segment is not None:
                     self._improve_later(path, slot)
 
+    def use(self, places: Iterable[Path], engine: Engine) -> None:
+        """From now on open these files, and every file in these folders, in this engine; until they are forgotten."""
+        with self._lock:
+            self._engines |= dict.fromkeys(places, engine)
+
     def keep(self, path: Path, *, still: Callable[[], object] | None = None) -> None:
         """Close this one, until it is forgotten, only when nothing that is not kept is left to be closed.
 
@@ -215,6 +222,7 @@ class SegmentStore:
                 self._opening_ms.pop(path, None)
                 self._uses.forget(path)
             self._tunings.pop(place, None)
+            self._engines.pop(place, None)
             self._kept.pop(place, None)
             self.changes += 1
 
@@ -269,13 +277,12 @@ class SegmentStore:
 
     def _open_as(self, path: Path, form: _Form) -> Segment:
         threads, spin_us = form.tuning.threads, form.tuning.spin_us
+        engine = self._engines.get(path) or self._engines.get(path.parent) or self._engine
         if form.optimised is None:
-            segment = self._engine.open(path, threads=threads, spin_us=spin_us)
+            segment = engine.open(path, threads=threads, spin_us=spin_us)
             self._kept.get(path, _anything)()
             return segment
-        return self._engine.open_optimised(
-            form.optimised.path, threads=threads, spin_us=spin_us, prepack=form.prepacked
-        )
+        return engine.open_optimised(form.optimised.path, threads=threads, spin_us=spin_us, prepack=form.prepacked)
 
     def _tuning_of(self, path: Path) -> Tuning:
         return self._tunings.get(path) or self._tunings.get(path.parent) or self._tuning

@@ -112,7 +112,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--folder", type=Path, required=True)
     command.add_argument("--cut", required=True)
     command.add_argument("--bitmap", required=True)
-    job("probe", _probe)
+    command = job("probe", _probe)
+    command.add_argument("--providers", type=_words, default=())
     command = job("rehearse", _rehearse)
     command.add_argument("--folder", type=Path, required=True)
     command.add_argument("--feeds", type=Path, required=True)
@@ -127,11 +128,16 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--outputs", type=Path)
     command = job("profile", _profile)
     command.add_argument("--folder", type=Path, required=True)
+    command.add_argument("--providers", type=_words, default=())
     command.add_argument("--inputs", type=Path)
     command = job("optimise", _optimise)
     command.add_argument("--folder", type=Path, required=True)
     command.add_argument("--cuts")
     return parser
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
 
 
 def _say_progress(stage: str, ratio: float) -> None:
@@ -167,7 +173,7 @@ def _probe(parsed: argparse.Namespace) -> None:
     from split.codec.golden import golden_inputs
     from split.runtime.segment import OrtEngine
 
-    segment = OrtEngine().open(parsed.model, threads=1)
+    segment = OrtEngine(parsed.providers).open(parsed.model, threads=1)
     try:
         segment.run(golden_inputs(segment.input_specs, {}))
     except (EngineFailed, InvalidRequest) as error:  # what it says to made-up inputs is not asked here
@@ -226,7 +232,7 @@ def _profile(parsed: argparse.Namespace) -> None:
     from split.workbench.profile import profile_model
 
     inputs = read_inputs(parsed.inputs)
-    card, engine, contract = read_card(parsed.folder), OrtEngine(), contract_beside(parsed.model)
+    card, engine, contract = read_card(parsed.folder), OrtEngine(parsed.providers), contract_beside(parsed.model)
     FolderBefore(Path(card.path)).require_model(card)
     to_try = tunings(read_machine(), contract.resource.threads if contract is not None else "auto")
     profile_model(
@@ -236,7 +242,9 @@ def _profile(parsed: argparse.Namespace) -> None:
         contract=contract,
         engine=engine,
         tunings=to_try,
-        open_tuned=Optimiser(card, parsed.folder, engine, threads=to_try[-1].threads).open,
+        open_tuned=None
+        if engine.accelerated
+        else Optimiser(card, parsed.folder, engine, threads=to_try[-1].threads).open,
         on_progress=_say_progress,
     )
 

@@ -23,6 +23,13 @@ def test_a_model_that_is_cut_as_it_stands_in_the_file_says_why() -> None:
     assert note.strip() == "cut as it stands in the file: its functions stay whole"
 
 
+def test_a_model_that_does_not_run_where_its_contract_would_rather_have_it_says_so() -> None:
+    note = "runs on cpu: this host has no cuda"
+    *_, row, said = _lines({"models": [{"name": "net", "state": "READY", "accelerators_note": note}]})
+    assert row.startswith("net")
+    assert said.strip() == note
+
+
 def test_companions_that_cannot_be_reached_stand_below_the_one_in_use_with_the_reason() -> None:
     unreached = {"address": "b:1", "code": "SECURITY", "reason": "of another CA", "next_try_s": 58.2}
     lines = list(_lines({"companion": {"address": "a:1", "state": "connected", "unreached": [unreached]}}))

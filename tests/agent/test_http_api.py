@@ -73,6 +73,9 @@ class Echo:
         picture = {"name": "x", "encoded": {"kind": "image"}}
         return {"data": {"inputs": [picture], "privacy": "any"}, "labels": {"y": ["cat", "dog", "owl"]}}
 
+    def runs_on(self, name: str) -> list[str]:
+        return ["cuda", "cpu"]
+
     def measured(self, name: str) -> dict[str, float | None]:
         return {"requests": 7, "p50_ms": 3.0, "p99_ms": 4.5, "per_s": 400.0}
 
@@ -349,6 +352,8 @@ async def test_options_give_the_contract_and_the_schemas_and_no_other_origin_is_
         assert "Access-Control-Allow-Origin" not in answer.headers
     assert described["contract"]["data"]["privacy"] == "any"
     assert described["schemas"]["request"]["required"] == ["inputs"]
+    assert described["runs_on"] == ["cuda", "cpu"]
+    assert described["measured"] == {"requests": 7, "p50_ms": 3.0, "p99_ms": 4.5, "per_s": 400.0}
 
 
 async def test_metrics_are_prometheus_text(url: str) -> None:
