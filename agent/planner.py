@@ -20,6 +20,7 @@ from split.ids import CutId
 from split.plan.constraints import LOCAL_ROW
 from split.plan.decide import decide
 from split.plan.estimate import CloudQueue, Drift, Residual
+from split.plan.exploring import Explorer
 from split.plan.link import Link
 from split.plan.observation import Flags, Floats, LinkEstimate, Metered, Observation, Opening, RemoteView
 from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
@@ -101,6 +102,8 @@ class _Model:
     decisions: int = 0
     recent_cuts: tuple[CutId, ...] = ()
     opening_ms: Callable[[], OpeningMs]
+    explorer: Explorer | None
+    """None for class gold, whose requests try nothing out."""
     _opening_known: OpeningMs | None = None
     _opening: Opening | None = None
 
@@ -180,6 +183,7 @@ class Planner:
             groups={key: np.array(rows) for key, rows in groups.items()},
             cloud_ms=table.costs[Column.TAIL],
             opened=_only_local(table),
+            explorer=Explorer(~_only_local(table)) if contract.behaviour.service_class != "gold" else None,
         )
 
     def recent_cuts(self, name: str) -> tuple[int, Sequence[CutId]]:
@@ -198,8 +202,9 @@ class Planner:
         """Choose the plan of one request. UnknownModel without `add_model`; InvalidRequest for a forced plan that may
         never run."""
         model = self._model(name)
-        decision = decide(model.table, self._observation(model, edge_queue_ms, now_s), facts)
-        if facts.mode is None and facts.cut is None and facts.codec is None:
+        observation = self._observation(model, edge_queue_ms, now_s)
+        decision = decide(model.table, observation, facts, self._explorer(model, observation))
+        if facts.mode is None and facts.cut is None and facts.codec is None and not decision.tried:
             model.incumbent = model.table.row_of[decision.chosen.plan]
             model.decided(decision)
         self._probing.decided(now_s)
@@ -402,6 +407,12 @@ class Planner:
             case _:
                 raise AssertionError(f"stage {stage!r} is no device stage that is learned")
 
+    def observe_total(self, name: str, plan: Plan, measured_ms: float, predicted_ms: float) -> None:
+        """A request that ran as this plan took so long in all."""
+        model = self._models.get(name)
+        if model is not None and model.explorer is not None and plan in model.table.row_of:
+            model.explorer.observe(model.table.row_of[plan], measured_ms, predicted_ms)
+
     def probe_wanted(self, now_s: float) -> int:
         """Bytes of padding of a ping that would be worth its cost now; 0: none. What is returned counts as sent."""
         metered = self._metered()
@@ -474,6 +485,12 @@ class Planner:
         if why := model.forbidden or (metered.used_up if metered is not None else "") or self._lost or self._silent:
             return why
         return "" if model.ready else model.not_ready or "the companion is not ready for this model yet"
+
+    def _explorer(self, model: _Model, observation: Observation) -> Explorer | None:
+        """None where nothing is tried now: class gold, nearly no metered bytes or battery left."""
+        metered = self._metered()
+        scarce = observation.battery_low or (metered is not None and not metered.may_probe)
+        return None if scarce else model.explorer
 
     def _not_ready(self, model: _Model) -> None:
         """Nothing that an earlier connection said about it holds."""

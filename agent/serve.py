@@ -84,6 +84,7 @@ class Serve:
             self._journal.failed(request, decision, error, _since_ms(request))
             raise
         self._afterwards.note(self._journal.answered, request.id, answered_entry(request, outcome))
+        self._learn_total(request, outcome)
         if request.model.contract.behaviour.fallback.strategy == "shadow":
             self._shadowing.answered(request, outcome, lambda: self._finish_ms(request, Prepared.nothing(request)))
         return outcome
@@ -108,6 +109,12 @@ class Serve:
         """Tell the planner, some time after the answer, what a stage would take for a request of the profile's size."""
         if (ms := self._as_profiled_ms(request, plan, stage, measured_ms)) is not None:
             self._afterwards.note(self._planner.observe_edge, request.model.name, plan, stage, ms)
+
+    def _learn_total(self, request: InferenceRequest, outcome: Outcome) -> None:
+        chosen = outcome.decision.chosen
+        if outcome.ran == chosen.plan and not outcome.fallback:
+            args = (request.model.name, chosen.plan, outcome.total_ms, chosen.predicted_ms)
+            self._afterwards.note(self._planner.observe_total, *args)
 
     def _finish_ms(self, request: InferenceRequest, prepared: Prepared) -> float:
         """What the device is expected to need for what is missing, opening its segment included."""

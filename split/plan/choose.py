@@ -17,6 +17,8 @@ from split.plan.predict import Prediction
 from split.plan.score import Score, score, sustains
 from split.plan.table import PlanTable
 
+TIGHT: Final = 0.5
+"""Of a request's budget: what may take more is not tried without need."""
 CLIMB_RATIO: Final = 0.03
 CLIMB_MS: Final = 0.2
 CLIMB_SIGMAS: Final = 0.25
@@ -74,6 +76,15 @@ class Compared:
                 f"({self._ms(row)}) gains too little for a change{notes}"
             )
         return row, f"{self._is_first(row)} ({self.table.labels[incumbent]}: {self._ms(incumbent)}){notes}"
+
+    def leisurely(self) -> Flags:
+        """What may be tried without need: all that may run and would be answered in half the budget at worst; nothing
+        while requests are spread, or a rate must be sustained."""
+        if not self.score.sticks or self.table.objective.rate_min_per_s:
+            return np.zeros(len(self.mask), dtype=np.bool_)
+        at_worst_ms = np.maximum(self.prediction.risk_ms, self.prediction.way_out_ms)
+        found: Flags = self.mask & (at_worst_ms <= TIGHT * self.facts.budget_ms)
+        return found
 
     def _first_safe(self) -> tuple[int | None, str]:
         """The best row that meets the deadline, has its way out and, where one does, sustains the rate; None where no

@@ -12,6 +12,7 @@ from typing import Final
 from split.plan.choose import Compared
 from split.plan.constraints import LOCAL_ROW, may_run, only_local, why_unmet, wish_text, wished
 from split.plan.explain import RunnersUp, bound, estimate, here, why_not_split
+from split.plan.exploring import Explorer
 from split.plan.observation import Observation
 from split.plan.parting import in_parts
 from split.plan.plan import Decision, PlanEstimate, RequestFacts
@@ -21,8 +22,10 @@ from split.plan.table import PlanTable
 RUNNERS_UP: Final = 5
 
 
-def decide(table: PlanTable, observation: Observation, facts: RequestFacts) -> Decision:
-    """Choose the plan of one request.
+def decide(
+    table: PlanTable, observation: Observation, facts: RequestFacts, explorer: Explorer | None = None
+) -> Decision:
+    """Choose the plan of one request; `explorer` may try another near the best where the request leaves the choice.
 
     The least value among the allowed plans whose risk and whose way out fit the budget; where none is, among those
     whose risk fits; the least risk when none does. A forced mode, cut or codec is respected: InvalidRequest, naming the
@@ -55,6 +58,11 @@ def decide(table: PlanTable, observation: Observation, facts: RequestFacts) -> D
     row, why = compared.best(None if forced else observation.incumbent)
     if not forced:
         suffix = bound(compared, row)
+    explored = None
+    if explorer is not None and not prefix and (leisurely := compared.leisurely())[row]:
+        explored = explorer.choose(row, compared.score.value_ms, leisurely)
+    if explored is not None:
+        why, row = f"{table.labels[explored.row]} runs instead of {table.labels[row]}, {explored.why}", explored.row
     return Decision(
         chosen=estimate(table, observation, facts, prediction, row),
         runners_up=RunnersUp(compared, [other for other in compared.order[: RUNNERS_UP + 1] if other != row]),
@@ -64,6 +72,7 @@ def decide(table: PlanTable, observation: Observation, facts: RequestFacts) -> D
         link=observation.remote.link.as_mapping() if observation.remote is not None else {},
         objective=compared.score.objective.as_mapping(),
         why_no_split=partial(why_not_split, compared, row),
+        tried=explored is not None and explored.cost_ms > 0.0,
     )
 
 

@@ -103,6 +103,8 @@ class Decision:
     """One sentence."""
     candidates: int
     """How many plans were compared."""
+    tried: bool = False
+    """Whether it is not what is expected to be best, but run to learn something."""
     worth_opening: CutId | None = None
     """The cut that would have been chosen if its halves were open."""
     link: Mapping[str, float] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from split.plan.observation import Metered
 from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate, RequestFacts
 from split.plan.power import NO_POWER, PowerModel
 from split.plan.probing import PING_BYTES, PROBE_BYTES
-from split.profiles.contract import Contract, Data, Fidelity, InputContract
+from split.profiles.contract import Behaviour, Contract, Data, Fidelity, InputContract
 from split.profiles.image_spec import ImageSpec
 from split.profiles.measured import CodecCosts, CutCosts, ModelProfile
 from split.profiles.radio import RADIOS, LinkKind
@@ -622,3 +622,59 @@ def test_the_snapshot_tells_link_and_drift() -> None:
     assert found["link"]["rtt_ms"] == pytest.approx(1.0, rel=0.3)
     assert found["link"]["up_mbit_s"] == pytest.approx(100.0, rel=0.3)
     assert found["models"]["m"]["edge_drift"] == 1.0
+
+
+def slow_companion(*, service_class: str = "silver", **options: Any) -> Planner:
+    """A companion that takes 130 ms for what the device does in 100."""
+    planner = Planner(**options)
+    contract = msgspec.structs.replace(CONTRACT, behaviour=Behaviour(service_class=service_class))  # type: ignore[arg-type]
+    planner.add_model("m", CARD, PROFILE, contract)
+    planner.connected(max_message_bytes=1 << 28)
+    planner.companion_ready("m", 130.0, 0.5)
+    for n in range(10):
+        planner.observe_transfer(50_000, 40, 1.0 + 4.0, n * 0.1)
+    return planner
+
+
+def requests(planner: Planner, count: int, facts: RequestFacts = TENSOR) -> list[Decision]:
+    decisions = []
+    for n in range(count):
+        decisions.append(choose(planner, facts, now_s=1.0 + n * 0.05))
+        planner.observe_total("m", decisions[-1].chosen.plan, 100.0, 100.0)
+    return decisions
+
+
+def test_a_companion_that_is_not_worth_it_is_tried_now_and_then_and_the_reason_says_so() -> None:
+    decisions = requests(slow_companion(), 120)
+    tried = [number for number, one in enumerate(decisions) if one.tried]
+    assert tried == [49, 99]  # each fiftieth
+    decision = decisions[49]
+    assert decision.chosen.plan == OFFLOAD
+    assert "to see whether it is as slow as predicted" in decision.reason
+    over_ms = decision.chosen.predicted_ms - 100.0
+    assert f"{over_ms:.1f} ms over the best" in decision.reason
+    assert decisions[50].chosen.plan == LOCAL  # what is tried is no incumbent: the next one is compared as before
+    assert "gains too little" not in decisions[50].reason
+
+
+@pytest.mark.parametrize(
+    ("options", "facts"),
+    [
+        ({"service_class": "gold"}, TENSOR),
+        ({"battery_low": lambda: True}, TENSOR),
+        ({"metered": lambda: Metered(left_bytes=1e9, may_probe=False)}, TENSOR),
+        ({}, dataclasses.replace(TENSOR, mode=Placement.LOCAL)),
+        ({}, dataclasses.replace(TENSOR, codec="raw")),
+        (
+            {},
+            dataclasses.replace(TENSOR, budget_ms=250.0),
+        ),  # 137 ms, and 240 ms until the device would have it after all
+    ],
+    ids=["gold", "battery", "metered", "mode", "codec", "deadline"],
+)
+def test_nothing_is_tried_with(options: dict[str, Any], facts: RequestFacts) -> None:
+    assert not any(one.tried for one in requests(slow_companion(**options), 300, facts))
+
+
+def test_nothing_is_tried_without_a_companion() -> None:
+    assert not any(one.tried for one in requests(knowing_planner(), 300))

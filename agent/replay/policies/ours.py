@@ -86,6 +86,9 @@ class Ours(Policy):
                 self._learn(outcome, plan, "whole" if stage == "head" and plan == LOCAL else stage, stages_ms[stage])
         if "finish" in stages_ms:
             self._learn_finish(outcome)
+        if outcome.fate is Fate.PLANNED:
+            predicted_ms = decision.chosen.predicted_ms
+            self._planner.observe_total(outcome.arrival.model, outcome.plan, outcome.total_ms, predicted_ms)
         if outcome.fate is Fate.PLANNED and outcome.plan != LOCAL:
             self._answered(outcome, now_s)
         elif outcome.fate in (Fate.LATE, Fate.HEDGED):

@@ -1,0 +1,184 @@
+"""Which plan is tried although another one is expected first, so that a wrong estimate is found; of one model.
+
+A discounted Thompson sampler (Raj and Kalyani 2017, arXiv:1707.09727; Thompson 1933) on what the prediction leaves: the
+logarithm of measured / predicted, one arm for each plan. Thompson rather than LinUCB (μLinUCB of ANS, WWW'21): the
+features that plans share (drift of both sides, link) are in the prediction already, so that what is left has none; and
+a sample tries a plan as often as it may be the best one, where an upper bound tries the same one until it gives in.
+Only plans near the best are arms, and what trying costs is an account: a share of all latency, never more.
+
+    log(measured / predicted) = common + residual of the plan + noise
+
+`common` is what has changed for all plans and the prediction has not followed yet; it fades by itself. Knows rows of
+values, no requests: what must not be explored (`decide.py`, the planner) does not come here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from split.plan.observation import Flags, Floats
+
+Rows = npt.NDArray[np.intp]
+
+NEAR: Final = 1.10
+"""A plan so many times slower than the best is an arm: residuals are of a few percent, what is farther off does not
+become the best by one."""
+COST_SHARE: Final = 0.01
+"""Of the latency of all requests, what trying may cost."""
+START_SHARE: Final = 0.5
+"""Of one request, what it may cost before anything is earned."""
+SAVED_MAX: Final = 3.0
+"""Times a request's latency, what the account holds at most: what a long day has earned is not spent in a minute, and a
+companion that is expected to be so much slower than the device is not asked to find out."""
+
+FADE: Final = 0.995
+"""Per measured request: the last 200 count."""
+PRIOR_SIGMA: Final = 0.05
+"""Of a plan never measured, about its prediction: what sums of measured stages are off (3–6 %)."""
+NOISE: Final = 0.05
+NOISE_MIN: Final = 0.02
+NOISE_GAIN: Final = 0.02
+"""Scatter of one measured total about its prediction: before any was seen, at least, and the weight of one."""
+COMMON_GAIN: Final = 0.3
+COMMON_FADE: Final = 0.9
+CLIP: Final = 3.0
+"""Standard deviations that one measurement may count: a stall teaches nothing about a plan."""
+GAINS: Final = 0.02
+"""A plan is taken for its residual where that makes it so much faster."""
+FELT: Final = 0.01
+"""Residuals below it change no choice."""
+EVERY: Final = 3
+"""Requests from one draw to the next: between them a decision costs 2 µs more, with it 30."""
+
+UNHEARD_REQUESTS: Final = 50
+"""After so many that the device served alone, the companion is worth a request: pings tell about the link only. ANS
+samples by force, too (each T^¼ frames), since what runs here teaches nothing about there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explored:
+    """Another row than the one that was chosen by prediction."""
+
+    row: int
+    cost_ms: float
+    """What it is expected to take longer than the best; 0.0 where it is expected to be the best, residuals in."""
+    why: str
+    """A clause: what for, and what it costs."""
+
+
+class Explorer:
+    """`plans` rows, `remote`: those that the companion takes part in. Deterministic by its seed."""
+
+    def __init__(self, remote: Flags, *, seed: int = 0) -> None:
+        plans = len(remote)
+        self._remote = remote
+        self._random = np.random.default_rng(seed)
+        self._weight = np.zeros(plans)
+        self._sum = np.zeros(plans)
+        self._ratio: Floats | None = None
+        """exp of the residuals where they are felt, None where none is."""
+        self._common = 0.0
+        self._noise2 = NOISE * NOISE
+        self._saved_ms = math.nan
+        self._asked = 0
+        self._unheard = 0
+        self.earned_ms = self.spent_ms = 0.0
+        """Expected latency of all requests so far, and what was spent on trying."""
+
+    def choose(self, row: int, value_ms: Floats, fits: Flags) -> Explored | None:
+        """The row to run instead of `row`, the best by prediction; None where that is the one to run.
+
+        `value_ms`: what is compared, less is better; `fits`: what may run, and in time even if it is slower than
+        expected. Called once for each request that may be explored.
+        """
+        self._asked += 1
+        draws = self._asked % EVERY == 0
+        best, by_residual, arms = row, None, None
+        if self._ratio is not None or draws:
+            arms = np.flatnonzero(fits & (value_ms <= NEAR * float(value_ms[row])))
+        if self._ratio is not None and arms is not None and arms.size:
+            value_ms = value_ms * self._ratio
+            other = int(arms[value_ms[arms].argmin()])
+            if value_ms[other] < value_ms[row] * (1.0 - GAINS):
+                faster = 1.0 - float(self._ratio[other])
+                best = other
+                by_residual = Explored(row=best, cost_ms=0.0, why=f"it has been {faster:.0%} faster than predicted")
+        best_ms = float(value_ms[best])
+        self._earn(best_ms)
+        if not self._remote[best]:
+            self._unheard += 1
+        tried = self._sample(arms, value_ms) if draws and arms is not None else None
+        if tried in (None, best) and self._unheard >= UNHEARD_REQUESTS:
+            there = np.flatnonzero(fits & self._remote)
+            tried = int(there[value_ms[there].argmin()]) if there.size else None
+        if tried is None or tried == best:
+            return by_residual
+        cost_ms = max(float(value_ms[tried]) - best_ms, 0.0)
+        if cost_ms > self._saved_ms:
+            return by_residual
+        self._saved_ms -= cost_ms
+        self.spent_ms += cost_ms
+        if self._remote[tried]:
+            self._unheard = 0
+        share = self.spent_ms / self.earned_ms if self.earned_ms > 0.0 else 0.0
+        return Explored(
+            row=tried,
+            cost_ms=cost_ms,
+            why=(
+                f"to see whether it is as slow as predicted, {cost_ms:.1f} ms over the best (tries took {share:.1%} of "
+                "the latency of all requests so far)"
+            ),
+        )
+
+    def observe(self, row: int, measured_ms: float, predicted_ms: float) -> None:
+        """A request that ran as this row took `measured_ms` in all."""
+        if predicted_ms <= 0.0 or measured_ms <= 0.0:
+            return
+        if self._remote[row]:
+            self._unheard = 0
+        off = math.log(measured_ms / predicted_ms)
+        noise = math.sqrt(self._noise2)
+        innovation = off - self._common - self._mean(row)
+        limit = CLIP * math.hypot(noise, PRIOR_SIGMA)
+        innovation = min(max(innovation, -limit), limit)
+        believed = self._common + self._mean(row) + innovation
+        self._weight *= FADE
+        self._sum *= FADE
+        self._weight[row] += 1.0
+        self._sum[row] += believed - self._common
+        self._common = COMMON_FADE * (self._common + COMMON_GAIN * innovation)
+        self._noise2 += NOISE_GAIN * (innovation * innovation - self._noise2)
+        self._noise2 = max(self._noise2, NOISE_MIN * NOISE_MIN)
+        means = self._means()
+        self._ratio = np.exp(means) if np.abs(means).max() > FELT else None
+
+    def _earn(self, best_ms: float) -> None:
+        if math.isnan(self._saved_ms):
+            self._saved_ms = START_SHARE * best_ms
+        self.earned_ms += best_ms
+        self._saved_ms = min(self._saved_ms + COST_SHARE * best_ms, SAVED_MAX * best_ms)
+
+    def _sample(self, arms: Rows, value_ms: Floats) -> int | None:
+        """The arm that a draw from what is known of each makes the best; None where there is nothing to choose from."""
+        if arms.size < 2:
+            return None
+        sigma = np.sqrt(self._noise2 / (self._weight[arms] + self._prior_weight))
+        drawn = value_ms[arms] * np.exp(sigma * self._random.standard_normal(arms.size))
+        return int(arms[drawn.argmin()])
+
+    @property
+    def _prior_weight(self) -> float:
+        """How many measurements the prediction is worth."""
+        return self._noise2 / (PRIOR_SIGMA * PRIOR_SIGMA)
+
+    def _mean(self, row: int) -> float:
+        return float(self._sum[row] / (self._weight[row] + self._prior_weight))
+
+    def _means(self) -> Floats:
+        means: Floats = self._sum / (self._weight + self._prior_weight)
+        return means
