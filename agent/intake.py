@@ -111,7 +111,7 @@ class Intake:
             mode=None if options.mode == "auto" else Placement(options.mode),
             cut=options.cut,
             codec=options.codec,
-            privacy=strictest(options.privacy, model.privacy),
+            privacy=strictest(options.privacy, model.contract.data.privacy),
             encoded_bytes=total if encoded else 0,
             sizes=() if encoded else sizes_of(model.open_dims, inputs),
         )

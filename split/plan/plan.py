@@ -52,7 +52,8 @@ class RequestFacts:
     cut: CutId | None = None
     codec: str | None = None
     privacy: str = "any"
-    """The stricter of the contract's and the request's: any | no-raw-input | local-only."""
+    """The stricter of the request's and the model's: any | no-raw-input | local-only. What the contract says of single
+    inputs the `PlanTable` holds, whatever stands here."""
     encoded_bytes: int = 0
     """Size of the encoded input as it came; 0 when the input came as tensors."""
     sizes: tuple[int, ...] = ()
