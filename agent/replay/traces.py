@@ -93,6 +93,14 @@ TRACES: Final[Mapping[str, Callable[[], Trace]]] = {
     "thermal throttle": thermal_throttle,
 }
 
+STEPS_S: Final[Mapping[str, tuple[float, ...]]] = {
+    "rate steps": (20.0, 40.0),
+    "rtt spike": (20.0, 40.0),
+    "outage": (20.0, 25.0),
+    "cloud slowdown": (20.0, 40.0),
+}
+"""When something changes at once, in those where it does."""
+
 
 def lasts_s(trace: Trace) -> float:
     """Until the beginning of its last moment."""
