@@ -1,8 +1,13 @@
 """The link, learned from what it really carried: network time = rtt + up_bytes · up + down_bytes · down, with its
-uncertainty. A Kalman filter over (rtt, up, down); pings are transfers without bytes, probes are transfers like others.
+uncertainty. A Kalman filter over (rtt, up, down); pings are transfers without bytes, probes are transfers like others;
+what waited for TCP's window passed the round trip more than once (`slow_start.py`).
 
 Not a speed test: one number too many transfers of different sizes tell rtt and rate apart. Sums of milliseconds and
 bytes only; who sent what, over which transport, is not known here (one `Link` per transport).
+
+One surprising transfer is a stall, two that agree are a change. What surprised is kept aside: if the next one fits what
+was believed before, it was a stall and leaves no trace; if not, all that was kept aside is explained anew from before
+the first surprise, by another rate, another round trip, or both, whichever makes it likeliest.
 """
 
 from __future__ import annotations
@@ -10,12 +15,16 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from split.plan.belief import Belief, Measured, Surprise
+from split.plan.change import AGREE_SIGMAS, explain
 from split.plan.estimate import ChangeDetector
 from split.plan.observation import LinkEstimate
+from split.plan.slow_start import OPEN, slow_start
 
 _PING_LIKE_BYTES: Final = 2048
 """Up to here the rate hardly shows: 1.6 ms at 10 Mbit/s."""
-_Covariance = tuple[float, float, float, float, float, float]
+_WINDOW_ROUNDS: Final = 3
+"""How often a measurement is asked how often it waited: 30 transfers over LANs and mobile links agreed after two."""
 
 
 class Link:
@@ -34,15 +43,44 @@ class Link:
     """Scatter of one transfer, relative to its time: 20 × 400 KB through the lab link scatter by 1–4 %."""
     SCATTER_GAIN: Final = 0.05
     SCATTER_MAX: Final = 100.0
-    """The link's own jitter, as a factor on the variance above: learned from how surprising its transfers are."""
+    SCATTER_CLIP: Final = 2.0
+    """The link's own jitter, as a factor on the variance above: learned from how surprising its transfers are. A stall
+    counts no more than a surprise of two sigmas, or a link with stalls would pass for one that knows no rate."""
     WALK_RTT: Final = 0.05
     WALK_RATE: Final = 0.08
     """Relative change per square root of a second: after a minute of silence 40 % and 60 %."""
+    WALK_GAIN: Final = 0.1
+    WALK_MAX: Final = 16.0
+    """The link's own wandering, as a factor on that variance: surprises in one direction after another ask for more,
+    surprises that alternate for less (Mehra 1970: a filter is right when its innovations are white)."""
 
-    FASTEST_MS_PER_BYTE: Final = 0.008 / 40_000.0
-    """40 Gbit/s: above any link; keeps the estimate positive."""
+    DOUBTED_MAX: Final = 4
+    """So many surprises are believed, whether they agree or not."""
+    SETTLING_MAX: Final = 6
+    """Measurements, those of the change included, after which it counts as understood."""
+    JOINS_SIGMAS: Final = 1.5
+    """After one surprise so much is another."""
+    SLOW_START_NOISE: Final = 0.15
+    """How wrong the model of a wait for the window may be, relative to it."""
+    SLOW_START_GAIN: Final = 0.3
+    SLOW_START_RATIO_MAX: Final = 1.5
+    SLOW_START_KNOWN: Final = 0.25
+    """What a wait takes is learned where the rest is known better than this share of it."""
 
-    __slots__ = ("_covariance", "_detector", "_down", "_rtt", "_scatter", "_seen_at_s", "_up", "observations")
+    __slots__ = (
+        "_belief",
+        "_beside",
+        "_detector",
+        "_doubted",
+        "_doubted_sigmas",
+        "_last_sigmas",
+        "_scatter",
+        "_seen_at_s",
+        "_settling",
+        "_slow_start_ratio",
+        "_walk",
+        "observations",
+    )
 
     def __init__(self) -> None:
         self.reset()
@@ -51,24 +89,33 @@ class Link:
         """Forget everything: another network, another companion."""
         rr = self.PRIOR_RTT_SIGMA_MS**2
         ss = self.PRIOR_MS_PER_BYTE_SIGMA**2
-        self._rtt = self.PRIOR_RTT_MS
-        self._up = self._down = self.PRIOR_MS_PER_BYTE
-        self._covariance: _Covariance = (rr, 0.0, 0.0, ss, self.SAME_BOTH_WAYS * ss, ss)
-        self._scatter = 1.0
+        rate = self.PRIOR_MS_PER_BYTE
+        self._belief = Belief(self.PRIOR_RTT_MS, rate, rate, (rr, 0.0, 0.0, ss, self.SAME_BOTH_WAYS * ss, ss))
+        self._scatter = self._walk = 1.0
+        self._last_sigmas = 0.0
+        self._slow_start_ratio = 1.0
         self._detector = ChangeDetector()
+        self._doubted: list[Measured] = []
+        """Surprises of which nothing was learned so far."""
+        self._settling: list[Measured] = []
+        """What the last change was explained by, and what fitted since; empty once it has held long enough."""
+        self._doubted_sigmas = 0.0
+        """The last of them."""
+        self._beside: Measured | None = None
+        """What came with them, fits, and says little about what they say."""
         self._seen_at_s = -math.inf
         self.observations = 0
 
     @property
     def surprised(self) -> bool:
         """The last observations did not fit; the next one tells a stall from a change."""
-        return self._detector.surprised
+        return bool(self._doubted) or self._detector.surprised
 
-    def estimate(self, now_s: float) -> LinkEstimate:
+    def estimate(self, now_s: float, window: tuple[float, float] = OPEN) -> LinkEstimate:
         """What is known at `now_s`: its covariance is that of the next transfer (not knowing the link, grown since the
-        last observation, and the link's own jitter)."""
-        rr, ru, rd, uu, ud, dd = self._grown(now_s)
-        r, u, d = self._rtt, self._up, self._down
+        last observation, and the link's own jitter). `window`: TCP's, `SendWindow.at`."""
+        rr, ru, rd, uu, ud, dd = self._grown(now_s).covariance
+        r, u, d, _ = self._belief
         # (ratio · (r + bytes · u + bytes · d))², expanded.
         jitter = self._scatter * self.JITTER_RATIO**2
         rr += self._scatter * self.JITTER_MS**2 + jitter * r * r
@@ -85,80 +132,179 @@ class Link:
                 dd + jitter * d * d,
             ),
             age_s=max(now_s - self._seen_at_s, 0.0),
+            slow_start=slow_start(window, r, u, self._slow_start_ratio),
         )
 
-    def observe(self, up_bytes: float, down_bytes: float, network_ms: float, now_s: float) -> None:
+    def observe(
+        self,
+        up_bytes: float,
+        down_bytes: float,
+        network_ms: float,
+        now_s: float,
+        window: tuple[float, float] = OPEN,
+    ) -> None:
         """One exchange: `up_bytes` went, `down_bytes` came back, the network took `network_ms` of it.
 
-        `network_ms` is the time from send to reply less all that the companion says it spent itself.
+        `network_ms` is the time from send to reply less all that the companion says it spent itself; `window`: TCP's
+        when it was sent.
         """
-        u, d = up_bytes, down_bytes
-        covariance = self._grown(now_s)
-        expected = self._rtt + u * self._up + d * self._down
-        innovation = max(network_ms, 0.0) - expected
-        jitter_ms = self.JITTER_MS + self.JITTER_RATIO * max(min(expected, network_ms), 0.0)
-        noise = self._scatter * jitter_ms * jitter_ms
-        pr, pu, pd, total = _gains(covariance, u, d, noise)
-        # The first two observations meet the prior, not the link: surprise about it is no change of the link.
-        if self.observations >= 2:
-            normalised = innovation / math.sqrt(total)
-            if self._detector.changed(normalised):
-                covariance = self._widened(covariance, innovation, u + d)
-                pr, pu, pd, total = _gains(covariance, u, d, noise)
-            else:
-                clipped = min(max(normalised, -ChangeDetector.CLIP), ChangeDetector.CLIP)
-                innovation = clipped * math.sqrt(total)
-                grown = self._scatter * (1.0 + self.SCATTER_GAIN * (clipped * clipped - 1.0))
-                self._scatter = min(max(grown, 1.0), self.SCATTER_MAX)
-        step = innovation / total
-        self._rtt = max(self._rtt + pr * step, 0.01)
-        self._up = max(self._up + pu * step, self.FASTEST_MS_PER_BYTE)
-        self._down = max(self._down + pd * step, self.FASTEST_MS_PER_BYTE)
-        rr, ru, rd, uu, ud, dd = covariance
-        self._covariance = (
-            rr - pr * pr / total,
-            ru - pr * pu / total,
-            rd - pr * pd / total,
-            uu - pu * pu / total,
-            ud - pu * pd / total,
-            dd - pd * pd / total,
-        )
+        belief = self._grown(now_s)
+        measured = self._measured(belief, up_bytes, down_bytes, max(network_ms, 0.0), window)
+        noise = self._noise(belief, measured)
+        surprise = belief.surprise(measured, noise)
+        sigmas, doubts = surprise.sigmas, self._doubted
+        if self.observations < 2:
+            # The first two observations meet the prior, not the link: surprise about it is no change of the link.
+            belief = belief.updated(measured, noise, surprise.ms)
+            self._settling.append(measured)
+        elif measured.rounds > 1.0 and sigmas < -ChangeDetector.CLIP:
+            pass  # the window was wider than was said: nothing is learned but that
+        elif abs(sigmas) > ChangeDetector.CLIP or (doubts and self._agrees(sigmas)):
+            doubts.append(measured)
+            self._doubted_sigmas = sigmas
+            belief = self._explained(belief)
+        elif doubts and self._says_little(belief, measured, surprise):
+            self._beside = measured
+            belief = belief.updated(measured, noise, surprise.ms)
+        else:
+            self._forget_doubts()  # it was a stall
+            self._settle(measured)
+            if self._detector.changed(sigmas):
+                belief = _widened(belief, measured)
+            elif measured.size > _PING_LIKE_BYTES:
+                self._learn_noise(sigmas)
+            belief = belief.updated(measured, noise, surprise.ms)
+        if window[0] < up_bytes:
+            self._learn_slow_start(belief, up_bytes, down_bytes, measured.ms, window)
+        self._belief = belief
         self._seen_at_s = now_s
         self.observations += 1
 
-    def _grown(self, now_s: float) -> _Covariance:
-        if not self.observations:
-            return self._covariance
-        seconds = min(max(now_s - self._seen_at_s, 0.0), 3600.0)
-        rr, ru, rd, uu, ud, dd = self._covariance
-        rr += seconds * (self.WALK_RTT * self._rtt + 0.1) ** 2
-        # Both directions wander together (the same radio, the same queue), hence ud grows with them.
-        uu += seconds * (self.WALK_RATE * self._up) ** 2
-        dd += seconds * (self.WALK_RATE * self._down) ** 2
-        ud += seconds * self.SAME_BOTH_WAYS * self.WALK_RATE**2 * self._up * self._down
-        return rr, ru, rd, uu, ud, dd
+    def _measured(
+        self, belief: Belief, up_bytes: float, down_bytes: float, ms: float, window: tuple[float, float]
+    ) -> Measured:
+        """What waited for the window n times before it had sent `bytes` took (1 + n) · rtt + (up_bytes − bytes) · up.
 
-    def _widened(self, covariance: _Covariance, innovation: float, size: float) -> _Covariance:
-        """After a change: as uncertain as the surprise is large.
-
-        Slower than expected on a large transfer is mostly put down to the rate (rtt gets half the surprise as sigma,
-        the rate all of it), on a ping to the rtt. Faster than expected: neither can have fallen by more than itself.
-        The next ping or transfer of another size sets the rest right.
+        How often depends on the rate that is to be learned: asked again with what this measurement makes of it.
         """
-        rr, _, _, uu, _, dd = covariance
-        surprise = abs(innovation)
-        rtt, up = (0.5 * surprise, surprise / size) if size > _PING_LIKE_BYTES else (surprise, 0.0)
-        down = up
-        if innovation < 0.0:
-            rtt, up, down = min(surprise, self._rtt), min(up, self._up), min(down, self._down)
-        rr, uu, dd = max(rr, rtt * rtt), max(uu, up * up), max(dd, down * down)
-        return rr, 0.0, 0.0, uu, self.SAME_BOTH_WAYS * math.sqrt(uu * dd), dd
+        measured = Measured(1.0, up_bytes, down_bytes, ms)
+        if window[0] >= up_bytes:
+            return measured
+        seen = belief
+        for _ in range(_WINDOW_ROUNDS):
+            waits = slow_start(window, seen.rtt, seen.up, self._slow_start_ratio)
+            count, waited_bytes = waits.waits(up_bytes) if waits is not None else (0, 0.0)
+            ratio = self._slow_start_ratio
+            again = Measured(1.0 + ratio * count, up_bytes - ratio * waited_bytes, down_bytes, ms)
+            if again == measured:
+                break
+            measured = again
+            noise = self._noise(belief, measured)
+            seen = belief.updated(measured, noise, belief.surprise(measured, noise).ms)
+        return measured
+
+    def _noise(self, belief: Belief, measured: Measured) -> float:
+        """Variance of one measurement, ms²: the link's jitter, and how well a wait for the window is known."""
+        jitter_ms = self.JITTER_MS + self.JITTER_RATIO * max(min(belief.expected_ms(measured), measured.ms), 0.0)
+        waits_ms = self.SLOW_START_NOISE * (measured.rounds - 1.0) * belief.rtt
+        return self._scatter * jitter_ms * jitter_ms + waits_ms * waits_ms
+
+    def _learn_slow_start(
+        self, belief: Belief, up_bytes: float, down_bytes: float, ms: float, window: tuple[float, float]
+    ) -> None:
+        """What such waits take on this link as a multiple of the model, where the rest of the time is well known."""
+        waits_ms = waits.ms(up_bytes) if (waits := slow_start(window, belief.rtt, belief.up)) is not None else 0.0
+        plain = Measured(1.0, up_bytes, down_bytes, ms)
+        rest = belief.surprise(plain, self._noise(belief, plain))
+        if math.sqrt(rest.variance) < self.SLOW_START_KNOWN * waits_ms:
+            seen = min(max(rest.ms / waits_ms, 0.0), self.SLOW_START_RATIO_MAX)
+            self._slow_start_ratio += self.SLOW_START_GAIN * (seen - self._slow_start_ratio)
+
+    def _learn_noise(self, sigmas: float) -> None:
+        clipped = min(max(sigmas, -self.SCATTER_CLIP), self.SCATTER_CLIP)
+        scatter = self._scatter * (1.0 + self.SCATTER_GAIN * (clipped * clipped - 1.0))
+        self._scatter = min(max(scatter, 1.0), self.SCATTER_MAX)
+        walk = self._walk * (1.0 + self.WALK_GAIN * min(max(clipped * self._last_sigmas, -1.0), 2.0))
+        self._walk = min(max(walk, 1.0), self.WALK_MAX)
+        self._last_sigmas = clipped
+
+    def _forget_doubts(self) -> None:
+        self._doubted.clear()
+        self._beside = None
+
+    def _settle(self, measured: Measured) -> None:
+        """One more that fits what a change was explained by; after a few the explanation has held."""
+        if self._settling:
+            self._settling.append(measured)
+            if len(self._settling) > self.SETTLING_MAX:
+                self._settling.clear()
+
+    def _agrees(self, sigmas: float) -> bool:
+        """Whether this one, which is not surprising by itself, speaks for what the last surprise spoke for."""
+        return sigmas * self._doubted_sigmas > 0.0 and abs(sigmas) > self.JOINS_SIGMAS
+
+    def _says_little(self, belief: Belief, measured: Measured, surprise: Surprise) -> bool:
+        """Whether this one, which fits what was believed, would also fit what the doubted ones speak for: a ping knows
+        nothing of the rate, a large transfer on a slow link little of the round trip."""
+        other_ms = max(
+            abs(one.ms - belief.expected_ms(one)) * min(measured.size / max(one.size, 1.0), 1.0)
+            for one in self._doubted
+        )
+        return other_ms < ChangeDetector.CLIP * math.sqrt(surprise.variance)
+
+    def _explained(self, belief: Belief) -> Belief:
+        """What is believed once all that was doubted is; as before while one surprise stands alone, or a few have
+        nothing in common. Many that have not: so noisy the link is."""
+        doubts = self._doubted
+        if self._settling:
+            # Two changes so soon are less likely than that the first was explained wrongly.
+            found = explain(belief, self._with_sigmas([*self._settling, *doubts]))
+            if found.holds:
+                return self._changed(found.belief, [*self._settling, *doubts])
+        if len(doubts) < 2:
+            return belief
+        evidence = [*doubts, self._beside] if self._beside is not None else doubts
+        found = explain(belief, self._with_sigmas(evidence))
+        if not found.holds:
+            if len(doubts) < self.DOUBTED_MAX:
+                return belief
+            scatter = self._scatter * (found.worst / AGREE_SIGMAS) ** 2
+            self._scatter = min(max(scatter, self._scatter), self.SCATTER_MAX)
+            found = explain(belief, self._with_sigmas(evidence))
+        return self._changed(found.belief, evidence)
+
+    def _changed(self, belief: Belief, evidence: list[Measured]) -> Belief:
+        self._settling = evidence[-self.SETTLING_MAX + 1 :]
+        self._forget_doubts()
+        self._detector = ChangeDetector()
+        return belief
+
+    def _with_sigmas(self, evidence: list[Measured]) -> list[tuple[Measured, float]]:
+        jitter = math.sqrt(self._scatter)
+        return [(one, jitter * (self.JITTER_RATIO + self.JITTER_MS / max(one.ms, 0.1))) for one in evidence]
+
+    def _grown(self, now_s: float) -> Belief:
+        belief = self._belief
+        if not self.observations:
+            return belief
+        seconds = min(max(now_s - self._seen_at_s, 0.0), 3600.0) * self._walk
+        rr, ru, rd, uu, ud, dd = belief.covariance
+        rr += seconds * (self.WALK_RTT * belief.rtt + 0.1) ** 2
+        # Both directions wander together (the same radio, the same queue), hence ud grows with them.
+        uu += seconds * (self.WALK_RATE * belief.up) ** 2
+        dd += seconds * (self.WALK_RATE * belief.down) ** 2
+        ud += seconds * self.SAME_BOTH_WAYS * self.WALK_RATE**2 * belief.up * belief.down
+        return belief._replace(covariance=(rr, ru, rd, uu, ud, dd))
 
 
-def _gains(covariance: _Covariance, u: float, d: float, noise: float) -> tuple[float, float, float, float]:
-    """P·h and h·P·h + noise for h = (1, u, d)."""
-    rr, ru, rd, uu, ud, dd = covariance
-    pr = rr + u * ru + d * rd
-    pu = ru + u * uu + d * ud
-    pd = rd + u * ud + d * dd
-    return pr, pu, pd, pr + u * pu + d * pd + noise
+def _widened(belief: Belief, measured: Measured) -> Belief:
+    """After many small surprises in one direction: as uncertain as the last one is large.
+
+    On a large transfer it is mostly put down to the rate (rtt gets half the surprise as sigma, the rate all of it), on
+    a ping to the rtt. The next ping or transfer of another size sets the rest right.
+    """
+    ms, size = abs(measured.ms - belief.expected_ms(measured)), measured.size
+    rtt, up = (0.5 * ms, ms / size) if size > _PING_LIKE_BYTES else (ms, 0.0)
+    rr, _, _, uu, _, dd = belief.covariance
+    rr, uu, dd = max(rr, rtt * rtt), max(uu, up * up), max(dd, up * up)
+    return belief._replace(covariance=(rr, 0.0, 0.0, uu, Link.SAME_BOTH_WAYS * math.sqrt(uu * dd), dd))

@@ -17,8 +17,28 @@ Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlowStart:
+    """What a transfer that is sent now waits for TCP's window to open (`slow_start.py`): a staircase over its size."""
+
+    after_bytes: Floats
+    """Ascending: what does not fit before here waits once more."""
+    extra_ms: Floats
+    """One longer, the first 0: all waits of what reaches so far."""
+
+    def waits(self, up_bytes: float) -> tuple[int, float]:
+        """How often a transfer waits, and what it has sent by then."""
+        count = int(self.after_bytes.searchsorted(up_bytes))
+        return count, float(self.after_bytes[count - 1]) if count else 0.0
+
+    def ms(self, up_bytes: float) -> float:
+        """The extra time of one transfer."""
+        return float(self.extra_ms[int(self.after_bytes.searchsorted(up_bytes))])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinkEstimate:
-    """The link as `link.py` estimates it: network time = rtt + up_bytes · up + down_bytes · down."""
+    """The link as `link.py` estimates it: network time = rtt + up_bytes · up + down_bytes · down, and where TCP's
+    window is not open `slow_start` on top."""
 
     rtt_ms: float
     up_ms_per_byte: float
@@ -27,10 +47,13 @@ class LinkEstimate:
     """Of (rtt, up, down): rr, ru, rd, uu, ud, dd; grown by the time that nothing was seen."""
     age_s: float
     """Since the last observation; inf before the first."""
+    slow_start: SlowStart | None = None
+    """None: nothing waits for TCP's window."""
 
     def transfer_ms(self, up_bytes: float, down_bytes: float) -> float:
         """Expected network time of one request and its reply."""
-        return self.rtt_ms + up_bytes * self.up_ms_per_byte + down_bytes * self.down_ms_per_byte
+        waits_ms = self.slow_start.ms(up_bytes) if self.slow_start is not None else 0.0
+        return self.rtt_ms + up_bytes * self.up_ms_per_byte + down_bytes * self.down_ms_per_byte + waits_ms
 
     def sigma_ms(self, up_bytes: float, down_bytes: float) -> float:
         """Standard deviation of `transfer_ms` that comes from not knowing the link."""

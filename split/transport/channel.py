@@ -73,6 +73,15 @@ class LinkFacts:
     """Segments sent again since the connection began."""
     frame_bytes: int
     """Size of the frames now sent, which follows the rate."""
+    threshold_bytes: int | None = None
+    """Slow start ends here; None: nothing has ended it yet."""
+    segment_bytes: int = 0
+    timeout_ms: float = 0.0
+    """Retransmission timeout."""
+    silent_ms: int = 0
+    """Since data was last sent."""
+    restarts: bool = False
+    """Whether the kernel makes the window small again after such silence (`tcp_slow_start_after_idle`; bbr never)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

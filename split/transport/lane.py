@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from split.errors import CompanionRefused, ConnectionLost, IdentityError, IsthmusError, NotReached
@@ -101,6 +102,7 @@ class Lane(asyncio.BufferedProtocol):
         self._opened: asyncio.Future[None] = loop.create_future()
         self._gone: asyncio.Future[None] = loop.create_future()
         self._congestion_control = ""
+        self._restarts = False
         self._headers = IPV4_HEADERS
         self._measure_at_s = 0.0
         self._latest = (0, 0)
@@ -163,6 +165,7 @@ class Lane(asyncio.BufferedProtocol):
         self.peer = PeerIdentity(name=peer.name, role=self._peer_role, serial=peer.serial)
         self._socket = transport.get_extra_info("socket")
         self._congestion_control = tune(self._socket)
+        self._restarts = restarts_after_idle(self._congestion_control)
         self._headers = IPV6_HEADERS if self._socket.family == socket.AF_INET6 else IPV4_HEADERS
         keep_few_bytes(transport, self._socket, WAITING_BYTES)
         self.pump()
@@ -315,6 +318,11 @@ class Lane(asyncio.BufferedProtocol):
             rate_bytes_per_s=info.delivery_rate_bytes_per_s,
             app_limited=info.app_limited,
             cwnd_bytes=info.cwnd_bytes,
+            threshold_bytes=info.threshold_bytes,
+            segment_bytes=info.segment_bytes,
+            timeout_ms=info.timeout_ms,
+            silent_ms=info.silent_ms,
+            restarts=self._restarts,
             unacked_bytes=info.unacked_bytes,
             unsent_bytes=info.unsent_bytes,
             acked_bytes=info.acked_bytes,
@@ -402,6 +410,17 @@ def tune(sock: Any) -> str:
         pass  # not built into this kernel, or not allowed to users: its default stays
     name: bytes = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
     return name.rstrip(b"\0").decode()
+
+
+def restarts_after_idle(congestion_control: str, root: Path = Path("/")) -> bool:
+    """Whether this kernel begins anew with a small window after silence (`tcp_slow_start_after_idle_check`, which
+    leaves out what paces itself, as every bbr does); yes, Linux's default, where it does not tell."""
+    if congestion_control.startswith("bbr"):
+        return False
+    try:
+        return (root / "proc/sys/net/ipv4/tcp_slow_start_after_idle").read_text().strip() != "0"
+    except OSError:
+        return True
 
 
 def translate(error: Exception, where: str) -> IsthmusError:

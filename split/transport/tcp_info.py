@@ -15,6 +15,9 @@ _LAYOUT: Final = struct.Struct("=6BBB24I4Q6I4Q2I2Q")
 """Up to `tcpi_bytes_retrans` (Linux 4.19)."""
 assert _LAYOUT.size == 216
 
+_NO_THRESHOLD: Final = 0x7FFFFFFF
+"""`TCP_INFINITE_SSTHRESH`."""
+
 IPV4_HEADERS: Final = 20 + 20 + 12
 """Bytes of IP and TCP with time stamps, which every segment of a connection carries when both ends offer them."""
 IPV6_HEADERS: Final = 40 + 20 + 12
@@ -28,12 +31,19 @@ class TcpInfo:
     """Smoothed (RFC 6298); 0 before the first acknowledgement."""
     rtt_var_ms: float
     min_rtt_ms: float
+    timeout_ms: float
+    """Retransmission timeout (RFC 6298)."""
+    silent_ms: int
+    """Since data was last sent."""
     delivery_rate_bytes_per_s: float
     """Payload acknowledged per second over the latest round trip, or the highest before it while this side has less to
     send than the link takes (draft-cheng-iccrg-delivery-rate-estimation); 0 before the first."""
     app_limited: bool
     """The rate is what was sent, not what the link takes."""
     cwnd_bytes: int
+    threshold_bytes: int | None
+    """Slow start ends here (RFC 5681); None: nothing has ended it yet."""
+    segment_bytes: int
     unacked_bytes: int
     """Sent and not acknowledged, in whole segments."""
     unsent_bytes: int
@@ -68,7 +78,8 @@ def parse_tcp_info(raw: bytes) -> TcpInfo:
     """`raw` as `getsockopt` returned it, of any length."""
     fields = _LAYOUT.unpack(raw[: _LAYOUT.size].ljust(_LAYOUT.size, b"\0"))
     flags, words = fields[7], fields[8:32]
-    snd_mss, unacked, rtt_us, rtt_var_us, snd_cwnd = words[2], words[4], words[15], words[16], words[18]
+    rto_us, snd_mss, unacked, silent_ms = words[0], words[2], words[4], words[9]
+    rtt_us, rtt_var_us, snd_ssthresh, snd_cwnd = words[15:19]
     acked, received = fields[34:36]
     segments_out, segments_in, unsent, min_rtt_us = fields[36:40]
     delivery_rate = fields[42]
@@ -77,9 +88,13 @@ def parse_tcp_info(raw: bytes) -> TcpInfo:
         rtt_ms=rtt_us / 1000,
         rtt_var_ms=rtt_var_us / 1000,
         min_rtt_ms=0.0 if min_rtt_us == 0xFFFFFFFF else min_rtt_us / 1000,
+        timeout_ms=rto_us / 1000,
+        silent_ms=silent_ms,
         delivery_rate_bytes_per_s=float(delivery_rate),
         app_limited=bool(flags & 1),
         cwnd_bytes=snd_cwnd * snd_mss,
+        threshold_bytes=None if snd_ssthresh >= _NO_THRESHOLD else snd_ssthresh * snd_mss,
+        segment_bytes=snd_mss,
         unacked_bytes=unacked * snd_mss,
         unsent_bytes=unsent,
         acked_bytes=acked,

@@ -1,0 +1,146 @@
+"""What became of a link that changed: another rate, another round trip, or both, whichever explains best what was seen.
+
+A link may become a thousand times slower or faster, and neither rtt nor rate becomes negative: so it is solved for
+their logarithms, against the logarithm of the measured times, where ten times more and ten times less are alike. Least
+squares with a prior (Gauss-Newton; two unknowns, a handful of measurements), compared by Laplace's approximation of the
+evidence (MacKay 1992), which charges for every freedom that was not needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from split.plan.belief import FASTEST_MS_PER_BYTE, RTT_MIN_MS, Belief, Measured
+
+OPEN_SIGMA: Final = math.log(10.0)
+"""Of the logarithm of what may have changed: a factor of ten either way, of a hundred is two sigmas."""
+KEPT_SIGMA: Final = 0.1
+"""Of what is explained as unchanged."""
+DOWN_SIGMA: Final = 0.5
+"""How well the rate down is known by the rate up after a change, relative: replies are small and hardly show it."""
+TELLS_APART: Final = 1.0
+"""Evidences (logarithms) that are nearer to each other say nothing."""
+AGREE_SIGMAS: Final = 2.5
+"""An explanation holds when no measurement is further from it."""
+STEPS_MAX: Final = 24
+"""Of Gauss-Newton, halved ones included; four are usual."""
+CONVERGED: Final = 1e-3
+"""Relative change of rtt and rate."""
+
+
+class Explanation(NamedTuple):
+    """One way to see it."""
+
+    evidence: float
+    """Logarithm."""
+    worst: float
+    """Sigmas of the measurement that is furthest from it."""
+    holds: bool
+    belief: Belief
+
+
+def explain(before: Belief, measured: Sequence[tuple[Measured, float]]) -> Explanation:
+    """The best explanation of measurements (with the relative sigma of each) that `before` does not explain.
+
+    It does not hold where they have nothing in common: two stalls of different length are no change. (With rtt and rate
+    both free, any two measurements agree, so that this takes three.)
+    """
+    by_rate = _solved(before, measured, KEPT_SIGMA, OPEN_SIGMA)
+    by_rtt = _solved(before, measured, OPEN_SIGMA, KEPT_SIGMA)
+    by_both = _solved(before, measured, OPEN_SIGMA, OPEN_SIGMA)
+    by_up = _solved(before, measured, KEPT_SIGMA, OPEN_SIGMA, both_ways=False)
+    alone = max(by_rate, by_up, by_rtt)
+    if by_both.evidence > alone.evidence - TELLS_APART:
+        # Measurements of one size do not tell which it was, and the next one of another size shall be free to.
+        return by_both._replace(holds=by_both.holds and (alone.holds or len(measured) > 2))
+    return alone
+
+
+def _solved(
+    before: Belief,
+    measured: Sequence[tuple[Measured, float]],
+    rtt_sigma: float,
+    rate_sigma: float,
+    *,
+    both_ways: bool = True,
+) -> Explanation:
+    """Maximum a posteriori of (log rtt, log rate); the rate down changes by the same factor, or not (`both_ways`)."""
+    if before.covariance[-1] > (DOWN_SIGMA * before.down) ** 2:
+        before = before._replace(down=before.up)  # it never showed: as fast as the other way
+    least = (math.log(RTT_MIN_MS / before.rtt), math.log(FASTEST_MS_PER_BYTE / before.up))
+    terms = [
+        (
+            one.rounds * before.rtt,
+            one.up_bytes * before.up + (one.down_bytes * before.down if both_ways else 0.0),
+            0.0 if both_ways else one.down_bytes * before.down,
+            math.log(max(one.ms, 1e-3)),
+            sigma,
+        )
+        for one, sigma in measured
+    ]
+    prior = (1.0 / rtt_sigma**2, 1.0 / rate_sigma**2)
+    at, here, length = (0.0, 0.0), _Normal.at((0.0, 0.0), prior, terms), 1.0
+    for _ in range(STEPS_MAX):
+        step = here.step
+        to = (max(at[0] + length * step[0], least[0]), max(at[1] + length * step[1], least[1]))
+        if max(abs(to[0] - at[0]), abs(to[1] - at[1])) < CONVERGED:
+            break
+        there = _Normal.at(to, prior, terms)
+        if there.cost < here.cost:
+            at, here, length = to, there, 1.0
+        else:
+            length /= 2.0
+    evidence = -0.5 * (here.cost + math.log(here.det)) - math.log(rtt_sigma * rate_sigma)
+    r, u, d = (
+        before.rtt * math.exp(at[0]),
+        before.up * math.exp(at[1]),
+        before.down * math.exp(at[1] if both_ways else 0.0),
+    )
+    vr, vru, vu = here.bb / here.det, -here.ab / here.det, here.aa / here.det
+    covariance = (r * r * vr, r * u * vru, r * d * vru, u * u * vu, u * d * vu, d * d * (vu + DOWN_SIGMA**2))
+    return Explanation(evidence, here.worst, here.worst <= AGREE_SIGMAS, Belief(r, u, d, covariance))
+
+
+_Term = tuple[float, float, float, float, float]
+"""One measurement: ms of round trips, of bytes, of what stays as it was; logarithm of the measured ms, its sigma."""
+
+
+class _Normal(NamedTuple):
+    """The normal equations at one point."""
+
+    cost: float
+    """Squares of what is unexplained, in sigmas, the prior's included."""
+    worst: float
+    """The largest of the measurements' deviations, in sigmas."""
+    aa: float
+    ab: float
+    bb: float
+    ya: float
+    yb: float
+
+    @classmethod
+    def at(cls, at: tuple[float, float], prior: tuple[float, float], terms: Sequence[_Term]) -> _Normal:
+        (rtt, rate), (aa, bb), ab, worst = at, prior, 0.0, 0.0
+        ya, yb = -aa * rtt, -bb * rate
+        cost = aa * rtt * rtt + bb * rate * rate
+        factors = math.exp(rtt), math.exp(rate)
+        for rtt_ms, bytes_ms, known_ms, log_ms, sigma in terms:
+            a, b = rtt_ms * factors[0], bytes_ms * factors[1]
+            total = a + b + known_ms
+            off = (log_ms - math.log(total)) / sigma
+            ja, jb = a / (total * sigma), b / (total * sigma)
+            aa, ab, bb = aa + ja * ja, ab + ja * jb, bb + jb * jb
+            ya, yb = ya + ja * off, yb + jb * off
+            cost, worst = cost + off * off, max(worst, abs(off))
+        return cls(cost, worst, aa, ab, bb, ya, yb)
+
+    @property
+    def det(self) -> float:
+        return self.aa * self.bb - self.ab * self.ab
+
+    @property
+    def step(self) -> tuple[float, float]:
+        det = self.det
+        return (self.bb * self.ya - self.ab * self.yb) / det, (self.aa * self.yb - self.ab * self.ya) / det
