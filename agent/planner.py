@@ -21,13 +21,14 @@ from split.plan.constraints import LOCAL_ROW
 from split.plan.decide import decide
 from split.plan.estimate import CloudQueue, Drift, Residual
 from split.plan.exploring import Explorer
-from split.plan.link import Link
+from split.plan.links import Links
 from split.plan.observation import Flags, Floats, LinkEstimate, Metered, Observation, Opening, RemoteView
 from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
 from split.plan.power import NO_POWER_MODEL, Power, PowerModel
 from split.plan.probing import Probing
 from split.plan.scaling import Ratio
 from split.plan.score import REQUEST_METADATA_BYTES
+from split.plan.slow_start import SendWindow
 from split.plan.table import Column, PlanTable
 from split.profiles.contract import Contract
 from split.profiles.measured import ModelProfile
@@ -148,7 +149,7 @@ class Planner:
         self._probing = Probing(probe_bytes_per_hour)
         self._heard_at_s = -math.inf
         self._models: dict[str, _Model] = {}
-        self._link = Link()
+        self._link = Links()
         self._queue = CloudQueue()
         self._lost = "no companion is connected yet"
         """Why there is no connection that takes requests; "" while there is one."""
@@ -254,17 +255,14 @@ class Planner:
 
     # -- the companion ------------------------------------------------------------------------------------------------
 
-    def connected(
-        self, *, max_message_bytes: int, ahead_bytes: Callable[[], int] = lambda: 0, elsewhere: bool = False
-    ) -> None:
+    def connected(self, *, max_message_bytes: int, ahead_bytes: Callable[[], int] = lambda: 0, way: str = "") -> None:
         """A new connection, to a companion that takes messages of this size: it must make every model ready anew.
 
         `ahead_bytes`: asked at each decision, what other requests have still to send before a new one's turn.
-        What is known of the link stays, as uncertain as it has become, unless the connection leads `elsewhere` than the
-        one before; its rate is worth a look.
+        `way`: what tells this link from others (both ends' addresses); what was learned there stays, as uncertain as
+        it has become. Its rate is worth a look.
         """
-        if elsewhere:
-            self._link.reset()
+        if self._link.use(way):
             self._queue = CloudQueue()
         self._lost = self._silent = ""
         self._ahead_bytes = ahead_bytes
@@ -341,10 +339,14 @@ class Planner:
         self._observe_link(up_bytes, down_bytes, network_ms, now_s)
         self._heard_at_s = now_s
 
+    def observe_window(self, window: SendWindow | None) -> None:
+        """What the kernel says of TCP's window where payloads travel; None: nothing."""
+        self._link.windowed(window)
+
     def observe_late(self, up_bytes: int, network_ms: float, now_s: float) -> None:
         """A request was given up: the link took at least `network_ms`, what the companion was expected to need taken
         off. Without it a link that became too slow to answer in time would never teach anything."""
-        if network_ms > self._link.estimate(now_s).transfer_ms(up_bytes, 0.0):
+        if network_ms > self._link.sent_estimate(network_ms, now_s).transfer_ms(up_bytes, 0.0):
             self._observe_link(up_bytes, 0, network_ms, now_s)
 
     def observe_reply(

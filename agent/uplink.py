@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
@@ -38,7 +39,8 @@ from split.errors import (
     IsthmusError,
     RemoteProtocolError,
 )
-from split.transport.channel import Buffer, Channel, Incoming, Observation
+from split.plan.slow_start import SendWindow
+from split.transport.channel import Buffer, Channel, Incoming, LinkFacts, Observation
 from split.transport.retry import Backoff
 from split.wire.messages import (
     RENEW_SINCE_MINOR,
@@ -71,8 +73,25 @@ SILENCE_MAX_S: Final = 20.0
 """What it doubles to while one connection after the other is replaced: then the link is slow, not dead."""
 SETTLED_S: Final = 60.0
 """A connection that lived so long shows that SILENCE_S is enough."""
+PROBING_SEGMENTS: Final = 4
+"""bbr sends with no more for 0.2 s of every 10 s, to see the round trip without its own queue; then as before."""
 PINGS_OUT: Final = 4
 """Unanswered pings at once; more would tell nothing more."""
+
+
+def send_window(connection: LinkFacts, now_s: float) -> SendWindow | None:
+    """TCP's window for the planner; None where the kernel says nothing of one that would last."""
+    if connection.cwnd_bytes <= (PROBING_SEGMENTS * connection.segment_bytes if not connection.restarts else 0):
+        return None
+    threshold = connection.threshold_bytes
+    return SendWindow(
+        window_bytes=connection.cwnd_bytes,
+        threshold_bytes=math.inf if threshold is None else threshold,
+        segment_bytes=connection.segment_bytes,
+        timeout_s=connection.timeout_ms / 1000,
+        restarts=connection.restarts,
+        sent_at_s=now_s - connection.silent_ms / 1000,
+    )
 
 
 class Uplink:
@@ -110,8 +129,8 @@ class Uplink:
         self._openings: Openings | None = None
         self._models: dict[str, ServedModel] = {}
         self._waiting = Waiting(planner)
-        self._pings: dict[int, tuple[float, int]] = {}
-        """Nonce → when it was sent, and its padding in bytes; the oldest first."""
+        self._pings: dict[int, tuple[float, int, bool]] = {}
+        """Nonce → when it was sent, its padding in bytes, and whether nothing else was under way; the oldest first."""
         self._nonces = itertools.count(1)
         self._heard_at_s = 0.0
         self._silence_s = SILENCE_S
@@ -276,7 +295,6 @@ class Uplink:
         """Use this connection until it ends; the one that has taken its place, if any."""
         channel = self._channel = opened.channel
         self._second = SecondLane(channel)
-        elsewhere = opened.address != self.address
         self.address, self.state, self.connects = opened.address, "connected", self.connects + 1
         self._suspected = self._leaving = self._no_way = self._moved = False
         self._heard_at_s = self._now()
@@ -285,7 +303,7 @@ class Uplink:
         self._planner.connected(
             max_message_bytes=channel.peer_hello.max_message_bytes,
             ahead_bytes=self._waiting.ahead_bytes,
-            elsewhere=elsewhere,
+            way=f"{opened.address} {channel.ends[0] if channel.ends is not None else ''}",
         )
         log.info("companion=%s connected as %s (%s)", self.address, channel.peer.name, channel.peer_hello.runtime)
         openings = self._openings = Openings(
@@ -299,6 +317,7 @@ class Uplink:
         )
         for model in self._models.values():
             openings.begin(model)
+        self._note_window()
         self._ping(0)
         receiving = asyncio.create_task(self._receive(channel), name="receive")
         watching = asyncio.create_task(self._watch(), name="heartbeat")
@@ -346,7 +365,9 @@ class Uplink:
             self._planner.companion_back()
         match incoming.message:
             case Reply() as reply:
-                if self._waiting.take(reply, incoming) and not self._waiting.unanswered:
+                taken = self._waiting.take(reply, incoming)
+                self._note_window()
+                if taken and not self._waiting.unanswered:
                     self._probe()  # where it was a surprise: a stall, or another link?
             case Refused(request_id=request_id) as refused if request_id:
                 self._waiting.refuse(refused)
@@ -355,11 +376,14 @@ class Uplink:
                     self._openings.take(answer)
             case Pong(nonce=nonce):
                 if (ping := self._pings.pop(nonce, None)) is not None:
-                    rtt_ms = (incoming.received_at_s - ping[0]) * 1000
-                    self._planner.observe_ping(rtt_ms, self._now(), padding_bytes=ping[1])
-                    heavy = ping[1] > 0  # those may travel on another connection; on one, answers keep their order
-                    for older in [n for n, (_, weight) in self._pings.items() if n < nonce and (weight > 0) == heavy]:
+                    sent_at_s, padding, alone = ping
+                    if alone:  # among requests it has waited behind their bytes, which is not the link's round trip
+                        rtt_ms = (incoming.received_at_s - sent_at_s) * 1000
+                        self._planner.observe_ping(rtt_ms, self._now(), padding_bytes=padding)
+                    heavy = padding > 0  # those may travel on another connection; on one, answers keep their order
+                    for older in [n for n, (_, size, _) in self._pings.items() if n < nonce and (size > 0) == heavy]:
                         del self._pings[older]  # that answer will not come
+                self._note_window()
             case Renewed() as renewed:
                 self.on_renewed(renewed)
             case Goodbye(reason=reason):
@@ -384,7 +408,13 @@ class Uplink:
             self._channel.send(Ping(nonce=nonce, padding=bytes(padding)), priority=Priority.CONTROL)
         except IsthmusError:  # gone, or full: the next tick asks again
             return
-        self._pings[nonce] = (self._now(), padding)
+        self._pings[nonce] = (self._now(), padding, not self._waiting.unanswered)
+
+    def _note_window(self) -> None:
+        """Tell the planner what TCP may send at once where payloads travel."""
+        connections = self._channel.observe().connections if self._channel is not None else ()
+        if connections and (window := send_window(connections[-1], self._now())) is not None:
+            self._planner.observe_window(window)
 
     def _probe(self) -> None:
         """Ping where the planner wants to know more of the link."""
@@ -448,5 +478,5 @@ class Uplink:
         """For how long nothing was heard although a ping is out; 0 without one."""
         if not self._pings:
             return 0.0
-        oldest_s, _ = next(iter(self._pings.values()))
+        oldest_s, _, _ = next(iter(self._pings.values()))
         return now_s - max(self._heard_at_s, oldest_s)

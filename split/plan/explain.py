@@ -34,7 +34,7 @@ def estimate(
         unit * cost for unit, cost in zip(units, costs, strict=True)
     )
     opening_ms = float(observation.opening.run_ms[row]) if observation.opening is not None else 0.0
-    cloud_queue_ms = half_rtt_ms = ahead_ms = crossing_bytes = 0.0
+    cloud_queue_ms = half_rtt_ms = ahead_ms = window_ms = crossing_bytes = 0.0
     up_bytes = costs[Column.UP]
     if (remote := observation.remote) is not None and costs[Column.REMOTE]:
         cloud_queue_ms, half_rtt_ms = remote.queue_ms, remote.link.rtt_ms / 2.0
@@ -43,6 +43,8 @@ def estimate(
             up_bytes = float(facts.encoded_bytes)
             up_ms = remote.link.up_ms_per_byte * up_bytes
             decode_ms += encoded_ms - up_ms
+        if remote.link.slow_start is not None:
+            window_ms = remote.link.slow_start.ms(up_bytes)
         crossing_bytes = up_bytes + costs[Column.DOWN] + 2 * REQUEST_METADATA_BYTES
     why_not = never(table, facts, row) or not_now(table, observation, facts, prediction.units, row)
     stages_ms = {
@@ -51,7 +53,7 @@ def estimate(
         "image": image_ms,
         "head": head_ms,
         "encode": encode_ms,
-        "up": half_rtt_ms + ahead_ms + up_ms,
+        "up": half_rtt_ms + ahead_ms + up_ms + window_ms,
         "cloud_queue": cloud_queue_ms,
         "cloud_decode": decode_ms,
         "tail": tail_ms,

@@ -74,11 +74,13 @@ class Link:
         "_doubted",
         "_doubted_sigmas",
         "_last_sigmas",
+        "_one_way",
         "_scatter",
         "_seen_at_s",
         "_settling",
         "_slow_start_ratio",
         "_walk",
+        "changes",
         "observations",
     )
 
@@ -101,10 +103,14 @@ class Link:
         """What the last change was explained by, and what fitted since; empty once it has held long enough."""
         self._doubted_sigmas = 0.0
         """The last of them."""
+        self._one_way = False
+        """The last two of them spoke for a slower link, or for a faster one."""
         self._beside: Measured | None = None
         """What came with them, fits, and says little about what they say."""
         self._seen_at_s = -math.inf
         self.observations = 0
+        self.changes = 0
+        """Times that it was found to have become another link."""
 
     @property
     def surprised(self) -> bool:
@@ -160,6 +166,7 @@ class Link:
         elif measured.rounds > 1.0 and sigmas < -ChangeDetector.CLIP:
             pass  # the window was wider than was said: nothing is learned but that
         elif abs(sigmas) > ChangeDetector.CLIP or (doubts and self._agrees(sigmas)):
+            self._one_way = sigmas * self._doubted_sigmas > 0.0 and bool(doubts)
             doubts.append(measured)
             self._doubted_sigmas = sigmas
             belief = self._explained(belief)
@@ -265,7 +272,12 @@ class Link:
             return belief
         evidence = [*doubts, self._beside] if self._beside is not None else doubts
         found = explain(belief, self._with_sigmas(evidence))
-        if not found.holds:
+        if not found.holds and self._one_way:
+            if found.worst > AGREE_SIGMAS:
+                # A change that began with a stall, which is likelier than two stalls: the last is the better guess.
+                evidence = doubts[-1:]
+                found = explain(belief, self._with_sigmas(evidence))
+        elif not found.holds:
             if len(doubts) < self.DOUBTED_MAX:
                 return belief
             scatter = self._scatter * (found.worst / AGREE_SIGMAS) ** 2
@@ -274,6 +286,7 @@ class Link:
         return self._changed(found.belief, evidence)
 
     def _changed(self, belief: Belief, evidence: list[Measured]) -> Belief:
+        self.changes += 1
         self._settling = evidence[-self.SETTLING_MAX + 1 :]
         self._forget_doubts()
         self._detector = ChangeDetector()

@@ -1,7 +1,7 @@
 """What every plan of a model would cost in the state of this moment: one vectorised sum over the table.
 
-    latency = opening + queue_edge + image + α·head + encode + rtt + up·(ahead + bytes) + queue_cloud
-            + β·(decode + tail) + down·bytes + reply
+    latency = opening + queue_edge + image + α·head + encode + rtt + up·(ahead + bytes) + slow_start(bytes)
+            + queue_cloud + β·(decode + tail) + down·bytes + reply
 
 Device stages are multiplied by the emulated slowdown. Risk is the quantile of it that the objective holds against the
 deadline, mean + `Objective.sigmas` · σ. The way out is the end of a local finish that begins when nothing has come:
@@ -20,6 +20,7 @@ import numpy as np
 from split.plan.observation import Floats, Observation
 from split.plan.plan import RequestFacts
 from split.plan.slack import MARGIN_MS, MARGIN_RATIO
+from split.plan.slow_start import slow_start_ms
 from split.plan.table import Column, PlanTable
 
 _NOTHING: Final = [0.0] * len(Column)
@@ -49,6 +50,8 @@ def predict(table: PlanTable, observation: Observation, facts: RequestFacts) -> 
         mean_ms += opening.run_ms
         if table.finishes_here:
             way_out_ms += opening.run_ms + observation.slowdown * opening.finish_ms
+    if observation.remote is not None and (waits := observation.remote.link.slow_start) is not None:
+        mean_ms += slow_start_ms(sent_bytes(table, facts), waits)
     variance = _variance_units(observation, facts) @ table.spread
     # Rounding may leave a certain plan a hair below zero.
     risk_ms = mean_ms + table.objective.sigmas * np.sqrt(np.maximum(variance, 0.0))
@@ -60,6 +63,12 @@ def payload_bytes(table: PlanTable, facts: RequestFacts, row: int) -> float:
     if table.plans[row].codec == "encoded":
         return float(facts.encoded_bytes)
     return float(table.costs[Column.UP, row])
+
+
+def sent_bytes(table: PlanTable, facts: RequestFacts) -> Floats:
+    """What each plan sends up; 0 for local."""
+    sent: Floats = table.costs[Column.UP] + facts.encoded_bytes * table.costs[Column.ENCODED]
+    return sent
 
 
 def _units(observation: Observation, facts: RequestFacts) -> list[float]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import socket
 import struct
+from pathlib import Path
 
 import pytest
 
-from split.transport.lane import frame_bytes_at, waiting_bytes_at
+from split.transport.lane import frame_bytes_at, restarts_after_idle, waiting_bytes_at
 from split.transport.tcp_info import parse_tcp_info, read_tcp_info
 
 
@@ -37,10 +38,13 @@ def test_the_field_offsets_are_those_of_the_kernel_header() -> None:
     raw = bytearray(216)
     for offset, code, value in (
         (7, "B", 1),  # delivery_rate_app_limited
+        (8, "I", 241_500),  # rto
         (16, "I", 1_448),  # snd_mss
         (24, "I", 3),  # unacked
+        (44, "I", 2_000),  # last_data_sent
         (68, "I", 41_500),  # rtt
         (72, "I", 250),  # rttvar
+        (76, "I", 20),  # snd_ssthresh
         (80, "I", 10),  # snd_cwnd
         (100, "I", 7),  # total_retrans
         (120, "Q", 5_000_000_000),  # bytes_acked
@@ -57,6 +61,7 @@ def test_the_field_offsets_are_those_of_the_kernel_header() -> None:
     assert info.app_limited
     assert (info.rtt_ms, info.rtt_var_ms, info.min_rtt_ms) == (41.5, 0.25, 40.0)
     assert (info.cwnd_bytes, info.unacked_bytes, info.unsent_bytes) == (14_480, 4_344, 13)
+    assert (info.timeout_ms, info.silent_ms, info.segment_bytes, info.threshold_bytes) == (241.5, 2_000, 1_448, 28_960)
     assert (info.acked_bytes, info.sent_bytes, info.received_bytes) == (5_000_000_000, 5_000_001_448, 123)
     assert (info.segments_out, info.segments_in, info.retransmits) == (11, 12, 7)
     assert info.delivery_rate_bytes_per_s == 6_250_000
@@ -76,6 +81,25 @@ def test_what_waits_is_unsent_or_more_than_the_path_holds(segments: int, rate: i
     for offset, code, value in values:
         struct.pack_into(code, raw, offset, value)
     assert parse_tcp_info(bytes(raw)).waiting_bytes == waiting
+
+
+def test_a_window_that_nothing_has_ended_yet_has_no_threshold() -> None:
+    raw = bytearray(216)
+    struct.pack_into("I", raw, 76, 0x7FFFFFFF)  # TCP_INFINITE_SSTHRESH
+    assert parse_tcp_info(bytes(raw)).threshold_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("congestion_control", "said", "restarts"),
+    [("cubic", "1\n", True), ("cubic", "0\n", False), ("cubic", None, True), ("bbr", "1\n", False)],
+)
+def test_a_window_restarts_after_silence_unless_the_kernel_says_no_or_bbr_paces(
+    tmp_path: Path, congestion_control: str, said: str | None, restarts: bool
+) -> None:
+    if said is not None:
+        (tmp_path / "proc/sys/net/ipv4").mkdir(parents=True)
+        (tmp_path / "proc/sys/net/ipv4/tcp_slow_start_after_idle").write_text(said)
+    assert restarts_after_idle(congestion_control, tmp_path) is restarts
 
 
 def test_an_old_kernel_that_tells_less_is_read_as_zeros() -> None:
