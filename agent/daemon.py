@@ -13,6 +13,7 @@ from functools import cached_property
 from agent.compute import Compute
 from agent.config import AgentConfig
 from agent.device_watch import DeviceWatch
+from agent.fingerprinting import Fingerprinting
 from agent.golden import Golden
 from agent.health import Health
 from agent.http_api import HttpApi
@@ -136,6 +137,11 @@ class Daemon:
         compute.on_load, uplink.on_silence = lateness.make_room, lateness.hurry_all
         health = Health(compute)
         renewal = Renewal(self._credentials, ask=uplink.ask_renewal) if config.companions else None
+        fingerprinting = Fingerprinting(
+            machine=machine,
+            folder=config.state_dir,
+            idle=lambda: compute.queue_ms == 0.0 and any(one.profile is not None for one in repository.served()),
+        )
         self.service = DaemonService(
             intake=Intake(default_deadline_ms=config.limits.default_deadline_ms, room=self._room),
             serve=Serve(planner=planner, compute=compute, uplink=uplink, lateness=lateness, journal=journal),
@@ -150,6 +156,7 @@ class Daemon:
             health=health,
             machine=machine,
             watch=watch,
+            fingerprinting=fingerprinting,
             identity=lambda: renewal.status() if renewal is not None else None,
         )
         self._stack.callback(recorder.close)
@@ -176,6 +183,8 @@ class Daemon:
         self._stack.callback(metering.cancel)
         recording = asyncio.create_task(recorder.run(), name="recording")
         self._stack.callback(recording.cancel)
+        taking = asyncio.create_task(fingerprinting.run(), name="fingerprint")
+        self._stack.callback(taking.cancel)
         watching = asyncio.create_task(watch.run(), name="device watch")
         self._stack.callback(watching.cancel)
         watchdog = asyncio.create_task(feed_watchdog(health.live), name="watchdog")

@@ -12,6 +12,7 @@ import msgspec
 
 from agent.compute import Compute
 from agent.device_watch import DeviceWatch
+from agent.fingerprinting import Fingerprinting
 from agent.health import Health
 from agent.intake import Intake
 from agent.journal import Journal, Outcome
@@ -47,6 +48,7 @@ class DaemonService:
         health: Health,
         machine: Machine,
         watch: DeviceWatch,
+        fingerprinting: Fingerprinting,
         identity: Callable[[], Mapping[str, object] | None],
     ) -> None:
         self._intake = intake
@@ -62,6 +64,7 @@ class DaemonService:
         self._health = health
         self._machine = machine
         self._watch = watch
+        self._fingerprinting = fingerprinting
         self._identity = identity
         self._started_at_s = asyncio.get_running_loop().time()
 
@@ -209,6 +212,7 @@ class DaemonService:
             "uptime_s": round(now_s - self._started_at_s, 1),
             "device": msgspec.to_builtins(self._machine),
             "threads": self._machine.threads,
+            "fingerprint": self._fingerprinting.snapshot(),
             "sensors": msgspec.to_builtins(self._watch.sensors),
             "power": self._watch.snapshot(self._planner.power(now_s)),
             "models": models,

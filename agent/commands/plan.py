@@ -140,7 +140,7 @@ def _observation(table: PlanTable, profile: ModelProfile, arguments: argparse.Na
     )
     return Observation(
         edge_queue_ms=0.0,
-        slowdown=arguments.slowdown if arguments.device is None else _slowdown_of(arguments.device),
+        slowdown=arguments.slowdown if arguments.device is None else _slowdown_of(arguments.device, arguments),
         alpha=1.0,
         alpha_sigma=0.0,
         image_ms=profile.image_ms,
@@ -194,13 +194,14 @@ def _unless_refused(plan: PlanEstimate, model: Mapping[str, Any]) -> PlanEstimat
     return dataclasses.replace(plan, allowed=False, why_not=why)
 
 
-def _slowdown_of(name: str) -> float:
-    """This machine's measured matrix rate over the named device's peak: what is compared is an upper bound there."""
+def _slowdown_of(name: str, arguments: argparse.Namespace) -> float:
+    """How many times longer a segment takes on the named device: float32 matrix products as measured on this machine
+    over what that device sustains. Convolutions are not held against each other: what the runtime makes of them,
+    relative to its matrix products, is taken to be the same on both."""
     device = load_device(name)
-    from agent.fingerprint import take_fingerprint
+    from agent.commands.fingerprint import known_fingerprint
 
-    peak_gflops = sum(0.001 * group.count * group.clock_mhz * group.flops_per_cycle for group in device.cores[:1])
-    return take_fingerprint().gemm_gflops / peak_gflops
+    return known_fingerprint(arguments).matrix_gflops / device.sustained_gflops
 
 
 def _estimates(

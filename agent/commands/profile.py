@@ -59,6 +59,16 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def state_folder(arguments: argparse.Namespace) -> Path:
+    """The configuration's `state_dir`, else `$XDG_STATE_HOME/isthmus` (~/.local/state/isthmus)."""
+    config = arguments.config or os.environ.get("ISTHMUS_CONFIG")
+    if config:
+        from agent.config import load_config
+
+        return load_config(Path(config), os.environ).state_dir
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "isthmus"
+
+
 def cache_folder(arguments: argparse.Namespace) -> Path:
     """`--cache`, else the configuration's `cache_dir`, else `$XDG_CACHE_HOME/isthmus` (~/.cache/isthmus)."""
     if arguments.cache is not None:

@@ -10,6 +10,7 @@ cuts    MODEL --out FILE.json [--inputs FILE.npz]        the candidates, nothing
 check   MODEL --out FILE.json [--cuts all|ID,…] [--inputs FILE.npz] [--outputs DIR]
 profile MODEL --folder DIR [--inputs FILE.npz]           see `profile.py`
 optimise MODEL --folder DIR [--cuts ID,…]                see `optimise.py`; at low priority
+speed   OUT.json --seconds S                             how fast the runtime is here; see `speed.py`
 """
 
 from __future__ import annotations
@@ -130,6 +131,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--folder", type=Path, required=True)
     command.add_argument("--providers", type=_words, default=())
     command.add_argument("--inputs", type=Path)
+    command = job("speed", _speed)
+    command.add_argument("--seconds", type=float, required=True)
     command = job("optimise", _optimise)
     command.add_argument("--folder", type=Path, required=True)
     command.add_argument("--cuts")
@@ -167,6 +170,15 @@ def _part(parsed: argparse.Namespace) -> None:
     from split.workbench.cut import part
 
     part(parsed.model, parsed.folder, parsed.cut, parsed.bitmap)
+
+
+def _speed(parsed: argparse.Namespace) -> None:
+    from split.profiles.rates import write_rates
+    from split.runtime.allowance import usable_threads
+    from split.workbench.speed import measure_rates
+
+    rates = measure_rates(usable_threads(), budget_s=parsed.seconds, on_progress=_say_progress)
+    write_rates(rates, parsed.model)
 
 
 def _probe(parsed: argparse.Namespace) -> None:

@@ -232,6 +232,12 @@ def test_an_empty_root_gives_unknowns_and_no_error(tmp_path: Path) -> None:
     assert sensors.load_ratio is None
 
 
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("ISTHMUS_CONFIG", raising=False)
+
+
 def test_the_command_prints_json_with_the_digest(capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)

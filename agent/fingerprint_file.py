@@ -1,0 +1,75 @@
+"""A fingerprint is kept in the state folder and taken again when what it depends on has changed.
+
+`fingerprint_key` names what that is, part by part, so that a reason can be given. The sensors in a kept fingerprint are
+of then; whoever shows it reads them anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from agent.fingerprint import Fingerprint
+from split.runtime.machine import Machine
+from split.runtime.segment import OrtEngine
+
+FILE: Final = "fingerprint.json"
+
+
+class _Kept(msgspec.Struct, frozen=True, kw_only=True):
+    key: dict[str, str]
+    fingerprint: Fingerprint
+
+
+def fingerprint_key(machine: Machine, root: Path = Path("/"), *, runtime: str = "") -> dict[str, str]:
+    """What the rates hold for: part → its state. `runtime`: the engine's name; "" asks it."""
+    hardware = (machine.board, machine.architecture, machine.cpu_model, machine.cpu_features, machine.memory_bytes)
+    kinds = [(group.capacity, group.max_mhz, len(group.cores)) for group in machine.groups]
+    policies = sorted(root.glob("sys/devices/system/cpu/cpu*/cpufreq/scaling_max_freq"))
+    return {
+        "hardware": hashlib.sha256(repr((hardware, kinds)).encode()).hexdigest()[:16],
+        "runtime": f"{runtime or OrtEngine().name}, numpy {np.__version__}",
+        "governor": ", ".join(machine.governors),
+        "highest clock": ", ".join(sorted({_text(policy) for policy in policies})),
+        "online cores": _text(root / "sys/devices/system/cpu/online") or str(machine.cores),
+        "quota": f"{machine.quota_cores}, {machine.threads} threads",
+    }
+
+
+def keep(fingerprint: Fingerprint, key: Mapping[str, str], folder: Path) -> str:
+    """Write it down in one step. Why that failed; "" when it did not."""
+    fresh = folder / f"{FILE}.new.{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        fresh.write_bytes(msgspec.json.format(msgspec.json.encode(_Kept(key=dict(key), fingerprint=fingerprint))))
+        fresh.replace(folder / FILE)
+    except OSError as error:
+        return f"the fingerprint cannot be kept in {folder}: {error.strerror or error}"
+    return ""
+
+
+def kept(key: Mapping[str, str], folder: Path) -> tuple[Fingerprint | None, str]:
+    """The one that holds for `key`, or None and why there is none, as a clause."""
+    try:
+        found = msgspec.json.decode((folder / FILE).read_bytes(), type=_Kept)
+    except FileNotFoundError:
+        return None, "none was taken yet"
+    except (OSError, msgspec.MsgspecError) as error:
+        return None, f"the last one cannot be read ({error})"
+    changed = [part for part in key if found.key.get(part) != key[part]]
+    if changed:
+        return None, f"changed since the last one: {', '.join(changed)}"
+    return found.fingerprint, ""
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
