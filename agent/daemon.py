@@ -117,6 +117,7 @@ class Daemon:
         journal = Journal(planner.power)
         recorder = Recorder(
             knows=planner.known,
+            power=planner.power,
             slowdown=config.emulation.slowdown,
             price_per_gb=config.link.price_per_gb,
             price_per_companion_s=config.link.price_per_companion_s,

@@ -41,8 +41,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, tag="head", tag_field="is"
     format: int
     agent: str
     """Name and version of the program."""
-    started: str
-    """Wall clock at the zero of `Request.at_s`, UTC to the minute."""
+    started_s: float
+    """Wall clock at the zero of `Request.at_s`, seconds since 1970 at UTC."""
     slowdown: float
     """`emulation.slowdown`; 1.0: none."""
     price_per_gb: float
@@ -74,6 +74,17 @@ class PlanCosts(msgspec.Struct, frozen=True, array_like=True):
     """By the contract's measure; None: lossless, or not measured."""
 
 
+class DevicePower(msgspec.Struct, frozen=True, kw_only=True):
+    """What the device draws above idle (`split.plan.power.Power`), at the link's rates when this was written."""
+
+    compute_w: float
+    send_w: float
+    receive_w: float
+    wait_w: float
+    measured: bool
+    source: str
+
+
 class Table(msgspec.Struct, frozen=True, kw_only=True, tag="table", tag_field="is"):
     """All plans of one model at some sizes. A model gets another when its costs have become others."""
 
@@ -86,6 +97,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, tag="table", tag_field="i
     """Device: preparing an encoded input, where the plan does not send it as it came."""
     plans: tuple[PlanCosts, ...]
     """Local first."""
+    power: DevicePower
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):

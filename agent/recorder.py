@@ -23,10 +23,11 @@ import numpy as np
 
 from agent.journal import Entry
 from agent.planner import Known
-from agent.record import FORMAT, STAGES, TABLES_PER_HEAD, Head, PlanCosts, Request, Requests, Table, pack
+from agent.record import FORMAT, STAGES, TABLES_PER_HEAD, DevicePower, Head, PlanCosts, Request, Requests, Table, pack
 from agent.record_files import HOUR_BYTES, HOUR_S, RecordFiles
 from agent.version import VERSION
 from split.plan.observation import Floats
+from split.plan.power import NO_POWER, Power
 from split.plan.table import Column, PlanTable
 from split.profiles.contract import PRIVACY_ORDER
 
@@ -102,13 +103,15 @@ class _Waiting:
 
 
 class Recorder:
-    """`knows(model, now_s)`: what the planner knows of a model; None where it does not. `files`: None keeps the last
+    """`knows(model, now_s)`: what the planner knows of a model; None where it does not. `power(now_s)`: what the device
+    draws. `files`: None keeps the last
     hour only, in memory."""
 
     def __init__(
         self,
         *,
         knows: Callable[[str, float], Known | None],
+        power: Callable[[float], Power] = lambda now_s: NO_POWER,
         slowdown: float = 1.0,
         price_per_gb: float = 0.0,
         price_per_companion_s: float = 0.0,
@@ -117,6 +120,7 @@ class Recorder:
         wall_s: Callable[[], float] = time.time,
     ) -> None:
         self._knows = knows
+        self._power = power
         self._slowdown = slowdown
         self._prices = (price_per_gb, price_per_companion_s)
         self._files = files
@@ -199,7 +203,7 @@ class Recorder:
             table = known.table.at(key[1])
             number = len(chapter.tables)
             assert number < TABLES_PER_HEAD
-            frame = pack([_as_written(number, model, key[1], table, known)])
+            frame = pack([_as_written(number, model, key[1], table, known, self._power(now_s))])
             chapter.tables.append(frame)
             self._spend(frame, requests=0)
             written = chapter.written[key] = _Written(
@@ -236,11 +240,10 @@ class Recorder:
 
     def _begin(self) -> None:
         hour, now_s = self._hour(), self._now_s()
-        started = time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime(self._wall_s()))
         head = Head(
             format=FORMAT,
             agent=f"isthmus {VERSION}",
-            started=started,
+            started_s=round(self._wall_s(), 3),
             slowdown=self._slowdown,
             price_per_gb=self._prices[0],
             price_per_companion_s=self._prices[1],
@@ -357,7 +360,7 @@ def _write_down(files: RecordFiles, waiting: list[_Waiting]) -> tuple[list[_Wait
     return left, error
 
 
-def _as_written(number: int, model: str, sizes: tuple[int, ...], table: PlanTable, known: Known) -> Table:
+def _as_written(number: int, model: str, sizes: tuple[int, ...], table: PlanTable, known: Known, power: Power) -> Table:
     return Table(
         table=number,
         model=model,
@@ -378,6 +381,14 @@ def _as_written(number: int, model: str, sizes: tuple[int, ...], table: PlanTabl
                 table.fidelity[row],
             )
             for row, costs in enumerate(table.costs.T.tolist())
+        ),
+        power=DevicePower(
+            compute_w=_fine(power.compute_w),
+            send_w=_fine(power.send_w),
+            receive_w=_fine(power.receive_w),
+            wait_w=_fine(power.wait_w),
+            measured=power.measured,
+            source=power.source,
         ),
     )
 

@@ -152,7 +152,7 @@ def test_what_was_recorded_is_read_again(tmp_path: Path) -> None:
     writer.close()
     record = read(file_of(tmp_path / "record"))
     (head,), (table,) = record.heads, record.tables.values()
-    assert (head.format, head.started, head.slowdown, head.price_per_gb) == (FORMAT, "2027-01-15T08:00Z", 2.0, 4.0)
+    assert (head.format, head.started_s, head.slowdown, head.price_per_gb) == (FORMAT, 1_800_000_000.0, 2.0, 4.0)
     assert table.model == "m"
     assert [costs.plan for costs in table.plans] == ["local", "split aaaaaaaaaaaa raw", "offload raw"]
     local, split, offload = table.plans
@@ -363,7 +363,7 @@ def test_requests_of_a_model_that_is_not_measured_yet_are_counted() -> None:
     assert (record.seen, record.lost) == (1, 1)
 
 
-HEAD = Head(format=FORMAT, agent="x", started="", slowdown=1.0, price_per_gb=0.0, price_per_companion_s=0.0)
+HEAD = Head(format=FORMAT, agent="x", started_s=0.0, slowdown=1.0, price_per_gb=0.0, price_per_companion_s=0.0)
 NEWER = msgspec.structs.replace(HEAD, format=FORMAT + 1)
 LOOSE = Requests(
     seen={"m": 1},
