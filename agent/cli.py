@@ -25,6 +25,7 @@ COMMANDS = {
     "infer": "send one request to the running daemon",
     "status": "the daemon now",
     "explain": "why a request went where it went",
+    "audit": "what other ways of deciding would have made of recorded traffic",
     "export": "a PyTorch module to ONNX, verified (needs the extra torch)",
     "fingerprint": "what this device is and can do",
     "validate": "hold a contract against a running service, or the model beside it",

@@ -53,6 +53,9 @@ class Known(NamedTuple):
     """What is known of one model at this moment, for a record of what happened."""
 
     table: PlanTable
+    """As profiled."""
+    cloud_ms: Floats
+    """Per plan, the companion's compute as it said itself; before it did, this device's."""
     alpha: float
     """Drift of the device's compute; of its codecs and pictures not."""
     beta: float
@@ -444,7 +447,8 @@ class Planner:
         if model is None:
             return None
         return Known(
-            table=model.table,
+            table=model.measured,
+            cloud_ms=model.cloud_ms,
             alpha=model.edge.ratio,
             beta=model.cloud.ratio,
             speed_ratio=model.speed_ratio,

@@ -187,7 +187,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     batches: tuple[tuple[int, Requests], ...]
     """(Number of its head, batch)."""
     torn_bytes: int
-    """At the end, that are no sound frame."""
+    """Behind what is sound."""
 
     @property
     def seen(self) -> int:
@@ -199,43 +199,51 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return sum(batch.lost for _, batch in self.batches)
 
 
-def unpack(data: bytes, *, name: str) -> Record:
-    """A record, or several behind each other. BadRecord (which calls it `name`) where not one frame is sound, or where
-    what it says makes no sense."""
-    if len(data) > FILE_BYTES_MAX:
-        raise BadRecord(
-            f"{name} has {len(data)} bytes; a record has at most {FILE_BYTES_MAX}: give fewer files at once"
-        )
-    sound_bytes, heads, tables, batches = 0, [], {}, []
-    for end, text in whole_frames(data):
-        sound_bytes = end
-        for line in _lines(text, name):
-            match line:
-                case Head():
-                    if line.format != FORMAT:
-                        raise BadRecord(
-                            f"{name} is a record of format {line.format}, this program reads {FORMAT}; read it with "
-                            f"the version that wrote it ({line.agent})"
-                        )
-                    heads.append(line)
-                case Table():
-                    tables[_of_start(line.table, heads, name)] = line
-                case Requests():
-                    rows = tuple(
-                        msgspec.structs.replace(row, table=_of_start(row.table, heads, name)) for row in line.rows
-                    )
-                    _check(rows, tables, name)
-                    batches.append((len(heads) - 1, msgspec.structs.replace(line, rows=rows)))
+def unpack(*files: bytes, name: str) -> Record:
+    """A record, or several that follow each other. BadRecord (which calls them `name`) where not one frame is sound, or
+    where what they say makes no sense."""
+    if (size := sum(map(len, files))) > FILE_BYTES_MAX:
+        raise BadRecord(f"{name} has {size} bytes of records, at most {FILE_BYTES_MAX} are read: give fewer at once")
+    heads: list[Head] = []
+    tables: dict[int, Table] = {}
+    batches: list[tuple[int, Requests]] = []
+    torn_bytes = 0
+    for data in files:
+        sound_bytes = 0
+        for end, text in whole_frames(data):
+            sound_bytes = end
+            for line in _lines(text, name):
+                match line:
+                    case Head():
+                        heads.append(_known_format(line, name))
+                    case Table():
+                        tables[_of_start(line.table, heads, name)] = line
+                    case Requests():
+                        rows = [
+                            msgspec.structs.replace(row, table=_of_start(row.table, heads, name)) for row in line.rows
+                        ]
+                        _check(rows, tables, name)
+                        batches.append((len(heads) - 1, msgspec.structs.replace(line, rows=tuple(rows))))
+        torn_bytes += len(data) - sound_bytes
     if not heads:
         raise BadRecord(
             f"{name} is no record of traffic: expected zstandard frames of JSON lines that begin with a head, as "
             "`record` in the daemon's configuration and `isthmus audit --url URL --save FILE` write them"
         )
-    return Record(heads=tuple(heads), tables=tables, batches=tuple(batches), torn_bytes=len(data) - sound_bytes)
+    return Record(heads=tuple(heads), tables=tables, batches=tuple(batches), torn_bytes=torn_bytes)
 
 
 TABLES_PER_HEAD: Final = 1 << 20
 """Apart in the numbers of tables of different starts."""
+
+
+def _known_format(head: Head, name: str) -> Head:
+    if head.format != FORMAT:
+        raise BadRecord(
+            f"{name} is a record of format {head.format}, this program reads {FORMAT}; read it with the version that "
+            f"wrote it ({head.agent})"
+        )
+    return head
 
 
 def _of_start(table: int, heads: Sequence[Head], name: str) -> int:

@@ -69,8 +69,9 @@ class _Written:
     """A table as it was written."""
 
     number: int
-    source: PlanTable
-    """As the planner had it."""
+    table: PlanTable
+    cloud_ms: Floats
+    """As the planner had them."""
     costs: Floats
     """Of these, at the table's sizes, those that are compared."""
     work: float
@@ -193,14 +194,13 @@ class Recorder:
         key = (model, tuple(map(_near, sizes)))
         written = chapter.written.get(key)
         if written is not None:
-            if written.source is known.table or now_s < written.looked_at_s + LOOK_S:
+            if written.cloud_ms is known.cloud_ms or now_s < written.looked_at_s + LOOK_S:
                 return written
             written.looked_at_s = now_s
-            costs = known.table.at(key[1]).costs[_COMPARED]
-            if not _became_other(written, known.table, costs, now_s):
+            if not _became_other(written, known, _costs(known, key[1]), now_s):
                 return written
         if len(chapter.tables) < TABLES_MAX:
-            table = known.table.at(key[1])
+            table = _costs(known, key[1])
             number = len(chapter.tables)
             assert number < TABLES_PER_HEAD
             frame = pack([_as_written(number, model, key[1], table, known, self._power(now_s))])
@@ -208,7 +208,8 @@ class Recorder:
             self._spend(frame, requests=0)
             written = chapter.written[key] = _Written(
                 number=number,
-                source=known.table,
+                table=known.table,
+                cloud_ms=known.cloud_ms,
                 costs=table.costs[_COMPARED],
                 work=math.prod(key[1]),
                 at_s=now_s,
@@ -393,12 +394,16 @@ def _as_written(number: int, model: str, sizes: tuple[int, ...], table: PlanTabl
     )
 
 
-def _became_other(written: _Written, table: PlanTable, costs: Floats, now_s: float) -> bool:
+def _costs(known: Known, sizes: tuple[int, ...]) -> PlanTable:
+    return known.table.with_compute(tail_ms=known.cloud_ms).at(sizes)
+
+
+def _became_other(written: _Written, known: Known, table: PlanTable, now_s: float) -> bool:
     """Whether requests are to be held against other costs from now on."""
-    if written.source.plans != table.plans:
+    if written.table is not known.table:
         return True
-    written.source = table
-    off = float(np.max(np.abs(costs - written.costs) / np.maximum(written.costs, 1e-3)))
+    written.cloud_ms = known.cloud_ms
+    off = float(np.max(np.abs(table.costs[_COMPARED] - written.costs) / np.maximum(written.costs, 1e-3)))
     return off > ANEW_RATIO or (off > OTHER_RATIO and now_s >= written.at_s + SAME_S)
 
 

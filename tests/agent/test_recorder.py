@@ -26,7 +26,7 @@ from agent.recorder import EVERY_S, RING_BYTES, Recorder
 from split.graph.card import CutCard, ModelCard
 from split.ids import CutId, ModelDigest
 from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate, RequestFacts
-from split.plan.table import PlanTable
+from split.plan.table import Column, PlanTable
 from split.profiles.contract import Contract
 from split.profiles.measured import CodecCosts, CutCosts, ModelProfile
 from split.tensor import TensorSpec
@@ -79,7 +79,16 @@ PROFILE = ModelProfile(
     ),
 )
 TABLE = PlanTable.build(CARD, PROFILE, Contract())
-KNOWN = Known(table=TABLE, alpha=1.25, beta=0.75, speed_ratio=0.5, image_ms=5.0, cloud_image_ms=2.0, cloud_queue_ms=1.5)
+KNOWN = Known(
+    table=TABLE,
+    cloud_ms=TABLE.costs[Column.TAIL],
+    alpha=1.25,
+    beta=0.75,
+    speed_ratio=0.5,
+    image_ms=5.0,
+    cloud_image_ms=2.0,
+    cloud_queue_ms=1.5,
+)
 
 
 class Clock:
@@ -347,9 +356,9 @@ def test_a_table_is_written_again_when_the_companion_has_told_its_own_times() ->
     clock, known = Clock(), {"m": KNOWN}
     writer = recorder(clock, known=known)
     writer.note(entry(501.0))
-    known["m"] = KNOWN._replace(table=TABLE.with_compute(tail_ms=TABLE.costs[10] * 0.1))
+    known["m"] = KNOWN._replace(cloud_ms=TABLE.costs[Column.TAIL] * 0.1)
     writer.note(entry(503.0))
-    known["m"] = KNOWN._replace(table=TABLE.with_compute(tail_ms=TABLE.costs[10] * 0.105))
+    known["m"] = KNOWN._replace(cloud_ms=TABLE.costs[Column.TAIL] * 0.105)
     writer.note(entry(505.0))
     record = unpack(writer.last_hour(), name="it")
     assert [record.tables[row.table].plans[1].tail_ms for row in rows(record)] == [70.0, 7.0, 7.0]
