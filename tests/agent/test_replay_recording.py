@@ -1,157 +1,102 @@
-"""A simulated run, recorded by the real recorder and replayed: what was done comes to what it took."""
+"""A simulated run, recorded by the real recorder and replayed: what was done comes to what it took, and what was not
+done to what it would have taken."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from agent.journal import Entry
-from agent.planner import Known as PlannerKnown
-from agent.record import Record, unpack
-from agent.recorder import Recorder
-from agent.replay import traces
+from agent.record import BadRecord, Record, unpack
 from agent.replay.known import Known
 from agent.replay.policies.fixed import Local
 from agent.replay.policies.ours import Ours
-from agent.replay.recording import AsItWas, replayable
-from agent.replay.simulate import Simulation, simulate
-from agent.replay.world import Arrival, Fate, Moment, Outcome, Stages, World
-from split.ids import CutId
-from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
-
-SPLIT = Plan(placement=Placement.SPLIT, cut=CutId("aaaaaaaaaaaa"), codec="int8")
-RAW = Plan(placement=Placement.OFFLOAD, codec="raw")
-PICTURE = Plan(placement=Placement.OFFLOAD, codec="encoded")
-PLANS = {
-    LOCAL: Stages(image_ms=4.0, head_ms=60.0),
-    SPLIT: Stages(
-        image_ms=4.0,
-        head_ms=15.0,
-        encode_ms=1.0,
-        up_bytes=25_000,
-        cloud_decode_ms=0.5,
-        tail_ms=6.0,
-        down_bytes=4_000,
-        decode_ms=0.1,
-        finish_ms=46.0,
-    ),
-    RAW: Stages(
-        image_ms=4.0,
-        encode_ms=0.2,
-        up_bytes=602_112,
-        cloud_decode_ms=0.2,
-        tail_ms=8.0,
-        down_bytes=4_000,
-        decode_ms=0.1,
-        finish_ms=60.0,
-    ),
-    PICTURE: Stages(up_bytes=30_000, cloud_decode_ms=2.0, tail_ms=8.0, down_bytes=4_000, decode_ms=0.1, finish_ms=64.0),
-}
-KNOWN = Known.of(PLANS)
-STAGE_NAMES = {"finish": "local_tail"}
+from agent.replay.recording import AsItWas, Recording, outcomes_as_they_were, replayable
+from agent.replay.simulate import simulate
+from agent.replay.world import Outcome
+from split.plan.objective import Prices
+from split.plan.plan import LOCAL
+from tests.agent.recorded_world import POWER, WORLDS, recorded
 
 
-class Watched(Ours):
-    """Ours, and what it said of each request."""
-
-    def __init__(self) -> None:
-        super().__init__({"m": KNOWN})
-        self.said: dict[int, Decision] = {}
-
-    def choose(self, arrival: Arrival, now_s: float, edge_queue_ms: float) -> Plan:
-        plan = super().choose(arrival, now_s, edge_queue_ms)
-        self.said[self._number - 1] = self._decided[self._number - 1]
-        return plan
-
-    def known(self, model: str, now_s: float) -> PlannerKnown | None:
-        return self._planner.known(model, now_s)
+def replayed(name: str) -> Recording:
+    return replayable(unpack(recorded(name)[2], name=name))
 
 
-def entry(outcome: Outcome, decision: Decision) -> Entry:
-    """What the daemon would have noted of it."""
-    stages_ms = {STAGE_NAMES.get(stage, stage): ms for stage, ms in outcome.stages_ms.items()}
-    stages_ms["queue"] = stages_ms.get("queue", 0.0) + stages_ms.pop("finish_queue", 0.0)
-    stages_ms["network"] = stages_ms.pop("up", 0.0) + stages_ms.pop("down", 0.0)
-    here = outcome.plan == LOCAL or outcome.fate is not Fate.PLANNED
-    arrival = outcome.arrival
-    return Entry(
-        model=arrival.model,
-        received_at_s=arrival.at_s,
-        deadline_ms=min(arrival.deadline_ms, 30_000.0),
-        facts=RequestFacts(budget_ms=min(arrival.deadline_ms, 30_000.0), encoded_bytes=arrival.encoded_bytes),
-        decision=decision,
-        total_ms=outcome.total_ms,
-        ran=LOCAL if here else outcome.plan,
-        fallback="" if outcome.fate is Fate.PLANNED else str(outcome.fate),
-        stages_ms=stages_ms,
-    )
-
-
-def recorded(world: World) -> tuple[list[Outcome], Record]:
-    """What came of a world under our policy, and the record that the daemon would have kept of it."""
-    policy, now = Watched(), [0.0]
-    simulation = Simulation(world, policy)
-    outcomes = simulation.run()
-    recorder = Recorder(
-        knows=policy.known, slowdown=world.slowdown, now_s=lambda: now[0], wall_s=lambda: 1_800_000_000.0 + now[0]
-    )
-    for outcome in sorted(outcomes, key=lambda one: one.done_at_s):
-        if outcome.done_at_s > now[0] + 10.0:
-            now[0] = outcome.done_at_s
-            recorder.close_batch()
-        recorder.note(entry(outcome, policy.said[outcome.number]))
-    return outcomes, unpack(recorder.last_hour(), name="a simulated run")
-
-
-def arrivals(count: int, every_s: float, *, deadline_ms: float = 500.0, seed: int = 1) -> list[Arrival]:
-    """Tensors and pictures in turn, at random times."""
-    dice = np.random.default_rng(seed)
-    times = np.cumsum(dice.exponential(every_s, count))
-    sizes = dice.integers(15_000, 60_000, count)
-    return [
-        Arrival(at_s=float(at_s), model="m", deadline_ms=deadline_ms, encoded_bytes=int(size) if n % 2 else 0)
-        for n, (at_s, size) in enumerate(zip(times, sizes, strict=True))
-    ]
-
-
-GOOD = (Moment(at_s=0.0, up_mbit_s=20.0, down_mbit_s=40.0, rtt_ms=20.0),)
-WORLDS: dict[str, Callable[[], World]] = {
-    "steady": lambda: World(models={"m": PLANS}, trace=GOOD, arrivals=arrivals(400, 0.2)),
-    "scattered": lambda: World(models={"m": PLANS}, trace=GOOD, arrivals=arrivals(400, 0.2), jitter=0.15),
-    "busy": lambda: World(models={"m": PLANS}, trace=GOOD, arrivals=arrivals(600, 0.04), jitter=0.1),
-    "slow device": lambda: World(
-        models={"m": PLANS}, trace=GOOD, arrivals=arrivals(400, 0.5, deadline_ms=2000.0), slowdown=5.0, jitter=0.1
-    ),
-    "steps of the rate": lambda: World(
-        models={"m": PLANS}, trace=traces.rate_steps(), arrivals=arrivals(400, 0.2), jitter=0.1
-    ),
-    "outage": lambda: World(models={"m": PLANS}, trace=traces.outage(), arrivals=arrivals(400, 0.2), jitter=0.1),
-    "mobile": lambda: World(models={"m": PLANS}, trace=traces.lte_walk(), arrivals=arrivals(600, 0.2), jitter=0.1),
-}
+def total_ms(outcomes: list[Outcome]) -> float:
+    return sum(one.total_ms for one in outcomes)
 
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_replaying_what_was_done_comes_to_what_was_measured(name: str) -> None:
-    outcomes, record = recorded(WORLDS[name]())
-    recording = replayable(record)
-    assert [one.request.total_ms for one in recording.happened] == pytest.approx(
-        [one.total_ms for one in outcomes], abs=0.01
+    recording, measured = replayed(name), recorded(name)[1]
+    np.testing.assert_allclose(
+        [one.total_ms for one in outcomes_as_they_were(recording)], [one.total_ms for one in measured], atol=0.01
     )
-    replayed = simulate(recording.world, AsItWas(recording))
-    measured_ms, replayed_ms = (sum(one.total_ms for one in some) for some in (outcomes, replayed))
-    print(name, replayed_ms / measured_ms)
-    assert replayed_ms == pytest.approx(measured_ms, rel=0.1)
+    found = simulate(recording.world, AsItWas(recording))
+    assert total_ms(found) == pytest.approx(total_ms(measured), rel=0.03)
+    assert sum(one.bytes for one in found) == pytest.approx(sum(one.bytes for one in measured), rel=0.03)
 
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_what_nobody_did_comes_to_what_it_would_have_taken(name: str) -> None:
     """The world that was recorded from is the truth: everything local in it, and in its recording."""
-    world = WORLDS[name]()
-    _, record = recorded(world)
-    truth_ms, found_ms = (
-        sum(one.total_ms for one in simulate(one_world, Local())) for one_world in (world, replayable(record).world)
+    truth = simulate(recorded(name)[0], Local())
+    assert total_ms(simulate(replayed(name).world, Local())) == pytest.approx(total_ms(truth), rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["steady", "outage"])
+def test_deciding_again_comes_to_what_was_decided(name: str) -> None:
+    recording = replayed(name)
+    policy = Ours({model: Known.of(plans) for model, plans in recording.world.models.items()})
+    assert total_ms(simulate(recording.world, policy)) == pytest.approx(total_ms(recorded(name)[1]), rel=0.1)
+
+
+def test_energy_and_money_are_those_of_the_record_unless_others_are_given() -> None:
+    recording, measured = replayed("steady"), recorded("steady")[1]
+    assert recording.world.power == POWER
+    assert recording.world.prices == Prices(per_byte=4e-9, per_companion_ms=0.0)
+    found = outcomes_as_they_were(recording)
+    moved = sum(one.bytes for one in measured)
+    assert sum(one.money for one in found) == pytest.approx(4e-9 * moved, rel=0.01)
+    # one of them by hand: 2 W for what the device computed, 1.5 and 1 W while bytes crossed, 0.5 W for the rest
+    number = next(n for n, one in enumerate(recording.happened) if one.chosen.cut is not None)
+    one, ms = found[number], recording.happened[number].request
+    up_ms, down_ms = 25_000 * 0.008 / ms.link[1], 4_000 * 0.008 / ms.link[2]
+    here_ms = sum(one.stages_ms[stage] for stage in ("image", "head", "encode", "decode"))
+    waits_ms = one.total_ms - here_ms - up_ms - down_ms
+    expected = (2.0 * here_ms + 1.5 * up_ms + 1.0 * down_ms + 0.5 * waits_ms) / 1000
+    assert one.joules == pytest.approx(expected, rel=1e-6)
+    free = replayable(unpack(recorded("steady")[2], name="it"), prices=Prices(per_byte=0.0, per_companion_ms=1.0))
+    there_ms = sum(one.stages_ms["tail"] + one.stages_ms["cloud_decode"] for one in outcomes_as_they_were(free))
+    assert sum(one.money for one in outcomes_as_they_were(free)) == pytest.approx(there_ms)
+
+
+def test_a_recorded_request_counts_for_those_it_stands_for() -> None:
+    record = unpack(recorded("steady")[2], name="it")
+    thinned = [
+        (head, type(batch)(seen={"m": 10 * len(batch.rows)}, lost=0, rows=batch.rows)) for head, batch in record.batches
+    ]
+    recording = replayable(Record(heads=record.heads, tables=record.tables, batches=tuple(thinned), torn_bytes=0))
+    assert set(recording.weights) == {10.0}
+
+
+def test_plans_that_the_contract_forbids_are_not_replayed_unless_they_ran() -> None:
+    record = unpack(recorded("steady")[2], name="it")
+    batches = tuple(
+        (head, type(batch)(seen=batch.seen, lost=0, rows=tuple(type(row)(*_private(row)) for row in batch.rows)))
+        for head, batch in record.batches
     )
-    print(name, found_ms / truth_ms)
-    assert found_ms == pytest.approx(truth_ms, rel=0.1)
+    recording = replayable(Record(heads=record.heads, tables=record.tables, batches=batches, torn_bytes=0))
+    assert set(recording.world.models) == {"m local-only"}
+    ran = {one.chosen for one in recording.happened}
+    assert set(recording.world.models["m local-only"]) == ran | {LOCAL}
+
+
+def _private(row: object) -> list[object]:
+    return [2 if field == "privacy" else getattr(row, field) for field in row.__struct_fields__]  # type: ignore[attr-defined]
+
+
+def test_a_record_without_requests_is_refused() -> None:
+    record = unpack(recorded("steady")[2], name="it")
+    with pytest.raises(BadRecord, match="holds no request"):
+        replayable(Record(heads=record.heads, tables={}, batches=(), torn_bytes=0))
