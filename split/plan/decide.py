@@ -59,8 +59,8 @@ def decide(
     if not forced:
         suffix = bound(compared, row)
     explored = None
-    if explorer is not None and not prefix and (leisurely := compared.leisurely())[row]:
-        explored = explorer.choose(row, compared.score.value_ms, leisurely)
+    if explorer is not None and not prefix:
+        explored = explorer.choose(row, compared.score.value_ms, compared.leisurely)
     if explored is not None:
         why, row = f"{table.labels[explored.row]} runs instead of {table.labels[row]}, {explored.why}", explored.row
     return Decision(

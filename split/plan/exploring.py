@@ -15,6 +15,7 @@ values, no requests: what must not be explored (`decide.py`, the planner) does n
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -90,18 +91,25 @@ class Explorer:
         self.earned_ms = self.spent_ms = 0.0
         """Expected latency of all requests so far, and what was spent on trying."""
 
-    def choose(self, row: int, value_ms: Floats, fits: Flags) -> Explored | None:
+    def choose(self, row: int, value_ms: Floats, may_try: Callable[[], Flags]) -> Explored | None:
         """The row to run instead of `row`, the best by prediction; None where that is the one to run.
 
-        `value_ms`: what is compared, less is better; `fits`: what may run, and in time even if it is slower than
-        expected. Called once for each request that may be explored.
+        `value_ms`: what is compared, less is better; `may_try`: what may run, and in time even if it is slower than
+        expected, asked only where it is needed. Called once for each request.
         """
         self._asked += 1
-        draws = self._asked % EVERY == 0
-        best, by_residual, arms = row, None, None
-        if self._ratio is not None or draws:
-            arms = np.flatnonzero(fits & (value_ms <= NEAR * float(value_ms[row])))
-        if self._ratio is not None and arms is not None and arms.size:
+        if not self._remote[row]:
+            self._unheard += 1
+        draws, unheard = self._asked % EVERY == 0, self._unheard >= UNHEARD_REQUESTS
+        if self._ratio is None and not draws and not unheard:
+            self._earn(float(value_ms[row]))
+            return None
+        fits = may_try()
+        if not fits[row]:
+            return None
+        arms: Rows = np.flatnonzero(fits & (value_ms <= NEAR * float(value_ms[row])))
+        best, by_residual = row, None
+        if self._ratio is not None:
             value_ms = value_ms * self._ratio
             other = int(arms[value_ms[arms].argmin()])
             if value_ms[other] < value_ms[row] * (1.0 - GAINS):
@@ -110,10 +118,8 @@ class Explorer:
                 by_residual = Explored(row=best, cost_ms=0.0, why=f"it has been {faster:.0%} faster than predicted")
         best_ms = float(value_ms[best])
         self._earn(best_ms)
-        if not self._remote[best]:
-            self._unheard += 1
-        tried = self._sample(arms, value_ms) if draws and arms is not None else None
-        if tried in (None, best) and self._unheard >= UNHEARD_REQUESTS:
+        tried = self._sample(arms, value_ms) if draws else None
+        if tried in (None, best) and unheard:
             there = np.flatnonzero(fits & self._remote)
             tried = int(there[value_ms[there].argmin()]) if there.size else None
         if tried is None or tried == best:

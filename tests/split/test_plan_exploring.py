@@ -38,7 +38,7 @@ class World:
     def serve(self, true_ms: Floats, count: int) -> list[int]:
         first, rows = int(np.where(self.fits, self.predicted_ms, np.inf).argmin()), []
         for _ in range(count):
-            explored = self.explorer.choose(first, self.predicted_ms, self.fits)
+            explored = self.explorer.choose(first, self.predicted_ms, lambda: self.fits)
             row = first if explored is None else explored.row
             self.cost_ms += 0.0 if explored is None else explored.cost_ms
             self.best_ms += float(self.predicted_ms[first])
@@ -145,7 +145,7 @@ def test_the_reason_says_what_for_and_what_it_costs() -> None:
     world = World(1, noise=0.02, predicted_ms=np.array([100.0, 130.0]))
     explored = None
     while explored is None:
-        explored = world.explorer.choose(0, world.predicted_ms, world.fits)
+        explored = world.explorer.choose(0, world.predicted_ms, lambda: world.fits)
     assert explored.row == 1
     assert explored.cost_ms == pytest.approx(30.0)
     assert explored.why.startswith("to see whether it is as slow as predicted, 30.0 ms over the best")
