@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import random
 from typing import Any
 
 import msgspec
@@ -678,3 +679,52 @@ def test_nothing_is_tried_with(options: dict[str, Any], facts: RequestFacts) -> 
 
 def test_nothing_is_tried_without_a_companion() -> None:
     assert not any(one.tried for one in requests(knowing_planner(), 300))
+
+
+def alternating(off: float, period: int, *, seed: int = 1, count: int = 400) -> tuple[float, float, float]:
+    """A link on which offload takes 90 … 110 % of local's 100 ms (± `off`), changing each `period` requests, measured
+    with a scatter of 10 %. Changes of placement per 100 requests; mean latency over the best afterwards; and that of
+    the better of always local, always offload."""
+    scatter, planner, now_s = random.Random(seed), knowing_planner(), 0.0
+    planner.connected(max_message_bytes=1 << 28)
+    planner.companion_ready("m", 10.0, 0.5)
+    here_ms, measured, placements = 100.0, [], []
+    for number in range(count):
+        up_ms = 70.0 + (off * here_ms if number // period % 2 else -off * here_ms)
+        there_ms = 20.0 + up_ms + 10.6
+        decision = choose(planner, now_s=now_s)
+        noise = math.exp(scatter.gauss(0.0, 0.1))
+        placements.append(decision.chosen.plan.placement)
+        if decision.chosen.plan == LOCAL:
+            planner.observe_edge("m", LOCAL, "whole", here_ms * noise)
+            taken_ms = here_ms * noise
+        else:
+            network_ms = (20.0 + up_ms) * noise
+            planner.observe_transfer(50_000, 40, network_ms, now_s + network_ms / 1e3)
+            planner.observe_cloud("m", decision.chosen.plan, 0.0, 10.0)
+            taken_ms = network_ms + 10.6
+        planner.observe_total("m", decision.chosen.plan, taken_ms, decision.chosen.predicted_ms)
+        measured.append((here_ms if decision.chosen.plan == LOCAL else there_ms, here_ms, there_ms))
+        now_s += 0.2
+        if padding := planner.probe_wanted(now_s):
+            planner.observe_ping(20.0 + up_ms * padding / 50_000, now_s, padding_bytes=padding)
+    changes = sum(before != after for before, after in itertools.pairwise(placements[100:]))
+    taken, here, there = (sum(column) for column in zip(*measured[100:], strict=True))
+    best = sum(min(one[1:]) for one in measured[100:])
+    return changes / (count - 101) * 100, taken / best, min(here, there) / best
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("period", [1, 3, 10])
+@pytest.mark.parametrize("off", [0.0, 0.05, 0.2])
+def test_a_link_that_alternates_about_the_break_even_makes_no_plan_flap(off: float, period: int, seed: int) -> None:
+    changes, over_best, static_over_best = alternating(off, period, seed=seed)
+    assert changes <= 10.0  # there and back for each plan that is tried, and few beside
+    assert over_best <= static_over_best + 0.02  # what changes faster than it can be learned cannot be followed
+
+
+@pytest.mark.parametrize("off", [0.2, 0.4])  # no less than what measurements scatter by, twice
+def test_a_link_that_changes_more_slowly_is_followed_both_ways(off: float) -> None:
+    changes, over_best, static_over_best = alternating(off, 50)
+    assert changes <= 10.0
+    assert over_best - 1 < (static_over_best - 1) / 2
