@@ -16,6 +16,7 @@ from statistics import fmean, median
 from typing import Any
 
 from agent.intake import InferenceRequest
+from agent.quality import Ratios, compared
 from split.errors import IsthmusError
 from split.plan.plan import Decision, Plan, PlanEstimate, RequestFacts
 from split.plan.power import NO_POWER, Power, used_joules
@@ -88,6 +89,10 @@ class Totals:
     fallbacks: int = 0
     shadows: Counter[bool] = field(default_factory=Counter)
     """Answers of the companion's that the device compared with its own, by whether they agreed."""
+    explored: int = 0
+    """Requests whose plan was run to learn something."""
+    predicted: dict[str, Ratios] = field(default_factory=dict)
+    """By stage, and `total`."""
     stages_ms: dict[str, float] = field(default_factory=dict)
     last_at_ms: int = 0
     """Wall clock, for Triton's statistics."""
@@ -153,6 +158,12 @@ class Journal:
         totals.placements.setdefault(str(entry.ran.placement), Times()).add(entry.total_ms)
         totals.fallbacks += bool(entry.fallback)
         totals.recent_ms.append(entry.total_ms)
+        totals.explored += entry.decision.tried
+        chosen = entry.decision.chosen
+        if not entry.fallback and entry.ran == chosen.plan:
+            told = compared(entry.stages_ms, entry.total_ms, chosen.stages_ms, chosen.predicted_ms)
+            for stage, measured_ms, predicted_ms in told:
+                totals.predicted.setdefault(stage, Ratios()).add(measured_ms, predicted_ms)
         for stage, ms in entry.stages_ms.items():
             totals.stages_ms[stage] = totals.stages_ms.get(stage, 0.0) + ms
         self._keep(request_id, entry)

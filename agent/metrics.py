@@ -8,7 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 
 from agent.journal import BUCKETS_MS, Journal
 from split.transport.channel import LinkFacts, Observation
@@ -63,6 +69,19 @@ class Metrics:
         shadows = CounterMetricFamily(
             "isthmus_shadow_runs", "Answers of the companion's compared with the device's.", labels=["model", "result"]
         )
+        explored = CounterMetricFamily(
+            "isthmus_explored_requests", "Requests whose plan was run to learn something.", labels=["model"]
+        )
+        ratios = HistogramMetricFamily(
+            "isthmus_prediction_ratio",
+            "Measured over predicted time of requests that ran as chosen, by stage and in total.",
+            labels=["model", "stage"],
+        )
+        errors = SummaryMetricFamily(
+            "isthmus_prediction_error_ratio",
+            "Their absolute error over the measured time; sum over count is the MAPE.",
+            labels=["model", "stage"],
+        )
         energy = CounterMetricFamily(
             "isthmus_energy_joules",
             "Used above idle by answered requests: measured stages times the device's power, itself measured or not.",
@@ -83,9 +102,14 @@ class Metrics:
             for stage, ms in totals.stages_ms.items():
                 stages.add_metric([model, stage], ms / 1000)
             fallbacks.add_metric([model], totals.fallbacks)
+            explored.add_metric([model], totals.explored)
+            for stage, one in totals.predicted.items():
+                edges = [("+Inf" if edge is None else repr(edge), n) for edge, n in one.edges()]
+                ratios.add_metric([model, stage], edges, one.sum)
+                errors.add_metric([model, stage], one.count, one.error_sum)
             for measured, joules in totals.joules.items():
                 energy.add_metric([model, str(measured).lower()], joules)
-        yield from (requests, durations, stages, fallbacks, shadows, energy)
+        yield from (requests, durations, stages, fallbacks, shadows, explored, ratios, errors, energy)
         for name, (text, read) in self._gauges.items():
             yield GaugeMetricFamily(name, text, value=read())
         if (link := self._link()) is not None:

@@ -100,6 +100,36 @@ def test_shadow_is_a_way_to_fall_back_and_wants_nine_answers_of_ten_to_agree(tmp
     assert (fallback.strategy, fallback.agreement_min) == ("shadow", 0.9)
 
 
+@pytest.mark.parametrize(
+    ("above", "place", "known"),
+    [
+        ("", "", "model, resource, behaviour, data"),
+        ("resource:\n ", "resource.", "memory_bytes, threads, accelerators"),
+        ("behaviour:\n ", "behaviour.", "latency_p99_ms, throughput_min_per_s, class, weights, fallback, retry"),
+        ("behaviour:\n weights:\n  ", "behaviour.weights.", "latency, throughput, energy, cost"),
+        ("behaviour:\n fallback:\n  ", "behaviour.fallback.", "strategy, timeout_ms, agreement_min"),
+        ("behaviour:\n retry:\n  ", "behaviour.retry.", "attempts"),
+        ("data:\n ", "data.", "inputs, outputs, privacy, depth_min_ratio, codecs, fidelity"),
+        ("data:\n inputs:\n  - name: a\n    ", "data.inputs[0].", "name, dtype, shape, privacy, encoded"),
+        (
+            "data:\n inputs:\n  - name: a\n    encoded:\n      ",
+            "data.inputs[0].encoded.",
+            "kind, resize, crop, mean, std, layout",
+        ),
+        ("data:\n outputs:\n  - name: a\n    ", "data.outputs[0].", "name, labels"),
+        ("data:\n fidelity:\n  ", "data.fidelity.", "measure, bound"),
+    ],
+)
+def test_an_unknown_key_is_refused_at_every_level_with_its_line_and_what_is_known_there(
+    tmp_path: Path, above: str, place: str, known: str
+) -> None:
+    text = above + "oddity: 1\n"
+    line = text.count("\n")
+    said = f"{tmp_path / 'contract.yaml'}:{line}: {place}oddity: unknown key; known here are {known}"
+    with pytest.raises(ConfigError, match="^" + re.escape(said) + "$"):
+        contract_of(tmp_path, text)
+
+
 def test_the_default_contract_is_the_models_own_signature() -> None:
     contract = default_contract(card())
     assert [(i.name, i.dtype, i.shape) for i in contract.data.inputs] == [

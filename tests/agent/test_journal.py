@@ -1,0 +1,114 @@
+"""Sums of the journal: what it says to who holds it against a contract, and how well requests were predicted."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import pytest
+
+from agent.journal import RECENT, Entry, Journal
+from agent.metrics import Metrics
+from split.ids import CutId
+from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate, RequestFacts
+
+SPLIT = Plan(placement=Placement.SPLIT, cut=CutId("0123456789ab"), codec="raw")
+
+
+def entry(
+    stages_ms: Mapping[str, float],
+    *,
+    total_ms: float = 10.0,
+    plan: Plan = LOCAL,
+    predicted_ms: Mapping[str, float] | None = None,
+    predicted_total_ms: float = 10.0,
+    tried: bool = False,
+) -> Entry:
+    chosen = PlanEstimate(
+        plan=plan,
+        predicted_ms=predicted_total_ms,
+        risk_ms=predicted_total_ms,
+        stages_ms=predicted_ms or {},
+        bytes=0,
+        fidelity=None,
+        allowed=True,
+    )
+    return Entry(
+        model="m",
+        received_at_s=0.0,
+        deadline_ms=1000.0,
+        facts=RequestFacts(budget_ms=1000.0),
+        decision=Decision(chosen=chosen, runners_up=(), reason="r", candidates=1, tried=tried),
+        total_ms=total_ms,
+        ran=plan,
+        stages_ms=stages_ms,
+    )
+
+
+def page(journal: Journal) -> list[str]:
+    return Metrics(journal, version="1", gauges={}, link=lambda: None).render().decode().splitlines()
+
+
+def test_before_the_first_answer_nothing_was_measured() -> None:
+    assert Journal().measured("m") == {"requests": 0, "p50_ms": None, "p99_ms": None, "per_s": None}
+
+
+def test_p99_is_the_latency_that_one_of_a_hundred_exceeds_among_the_last_answers() -> None:
+    journal = Journal()
+    for number in range(3 * RECENT):
+        journal.answered(f"r{number}", entry({"whole": 1.0}, total_ms=float(number)))
+    found = journal.measured("m")
+    # The last 256 took 512 … 767 ms: the 254th (⌈0.99 · 256⌉) is 765, the median between 639 and 640.
+    assert (found["requests"], found["p50_ms"], found["p99_ms"]) == (768, 639.5, 765.0)
+
+
+def test_the_longest_of_device_network_and_companion_says_how_many_requests_go_through() -> None:
+    journal = Journal()
+    here = {"queue": 500.0, "head": 3.0, "encode": 1.0, "decode": 1.0}
+    for number in range(2):
+        away = {"network": 6.0, "cloud_queue": 400.0, "cloud_decode": 1.0, "tail": 9.0 if number else 15.0}
+        journal.answered(f"r{number}", entry(here | away, plan=SPLIT))
+    # Companion: (16 + 10) / 2 = 13 ms a request; device 5, network 6. Waiting keeps nobody else busy.
+    assert journal.measured("m")["per_s"] == pytest.approx(1000 / 13, abs=0.001)
+
+
+def test_metrics_hold_each_stage_against_its_prediction() -> None:
+    journal = Journal()
+    told = {"head": 10.0, "up": 12.0, "down": 8.0, "tail": 4.0, "encode": 0.05}
+    came = {"head": 12.0, "network": 16.0, "tail": 4.0, "encode": 9.0, "queue": 7.0}
+    journal.answered("a", entry(came, total_ms=48.0, plan=SPLIT, predicted_ms=told, predicted_total_ms=40.0))
+    journal.answered("b", entry({"whole": 8.0}, total_ms=8.0, predicted_ms={"head": 10.0}, predicted_total_ms=10.0))
+    lines = page(journal)
+
+    def value(name: str, stage: str, **labels: str) -> float:
+        inside = ",".join(f'{key}="{text}"' for key, text in sorted((labels | {"model": "m", "stage": stage}).items()))
+        (found,) = [line for line in lines if line.startswith(f"{name}{{{inside}}} ")]
+        return float(found.split()[-1])
+
+    assert value("isthmus_prediction_ratio_sum", "head") == pytest.approx(1.2)
+    assert value("isthmus_prediction_ratio_sum", "network") == pytest.approx(16 / 20)
+    assert value("isthmus_prediction_ratio_sum", "tail") == 1.0
+    assert value("isthmus_prediction_ratio_sum", "whole") == pytest.approx(0.8)
+    assert value("isthmus_prediction_ratio_sum", "total") == pytest.approx(1.2 + 0.8)
+    assert value("isthmus_prediction_ratio_bucket", "total", le="0.8") == 1
+    assert value("isthmus_prediction_ratio_bucket", "total", le="1.1") == 1
+    assert value("isthmus_prediction_ratio_bucket", "total", le="1.25") == 2
+    assert value("isthmus_prediction_ratio_count", "total") == 2
+    # |48 − 40| / 48 and |8 − 10| / 8: a MAPE of 20.8 %.
+    assert value("isthmus_prediction_error_ratio_sum", "total") == pytest.approx(8 / 48 + 2 / 8)
+    assert value("isthmus_prediction_error_ratio_count", "total") == 2
+    assert not any('stage="encode"' in line or 'stage="queue"' in line for line in lines if "prediction" in line)
+
+
+def test_what_ran_otherwise_than_chosen_says_nothing_of_the_prediction() -> None:
+    journal = Journal()
+    late = dataclasses.replace(entry({"head": 5.0}, plan=SPLIT, predicted_ms={"head": 1.0}), ran=LOCAL, fallback="late")
+    journal.answered("a", late)
+    assert not any("isthmus_prediction_ratio_count" in line for line in page(journal))
+
+
+def test_requests_that_explore_are_counted() -> None:
+    journal = Journal()
+    for number in range(3):
+        journal.answered(f"r{number}", entry({}, tried=number == 1))
+    assert 'isthmus_explored_requests_total{model="m"} 1.0' in page(journal)
