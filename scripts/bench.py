@@ -40,6 +40,7 @@ BENCHES: Final = {
     "cases": "the milliseconds that cases of the case list name, in real time",
     "channel": "what the TLS channel makes of an emulated link, and of the loopback",
     "regret": "latency of the chosen plan / of the best plan there was, over models, links and device speeds",
+    "trace": "links and loads that change: ours against the best at each moment and the two-way rule",
     "zoo": "ten real models of ten kinds: where they may be cut, and every checked cut against the whole",
 }
 

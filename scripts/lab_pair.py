@@ -80,13 +80,14 @@ class LabPair(Pair):
     def condition(self, conditions: Conditions) -> None:
         """New conditions, both ways, when what was under way has arrived."""
         self._drain()
-        words = self._lab.link_words(
-            {
-                "delay": str(conditions.rtt_ms / 2),
-                "rate": str(conditions.rate_mbit),
-                "loss": str(conditions.loss_ratio),
-            }
-        )
+        self._set(delay=conditions.rtt_ms / 2, rate=conditions.rate_mbit, loss=conditions.loss_ratio, blackout=0)
+
+    def change(self, up_mbit: float, down_mbit: float, rtt_ms: float, *, connected: bool) -> None:
+        """The link becomes another one now, whatever is under way; not `connected`: every packet is lost."""
+        self._set(up_rate=up_mbit, down_rate=down_mbit, delay=rtt_ms / 2, blackout=0 if connected else 1)
+
+    def _set(self, **values: float) -> None:
+        words = self._lab.link_words({key.replace("_", "-"): str(value) for key, value in values.items()})
         self._lab.ctl("set " + " ".join(words))
 
     def _drain(self) -> None:
