@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from agent.compute import Compute
-from agent.config import AgentConfig
+from agent.config import AgentConfig, Link
 from agent.device_watch import DeviceWatch
 from agent.fingerprinting import Fingerprinting
 from agent.golden import Golden
@@ -41,6 +41,7 @@ from split.errors import ConfigError, ConnectionLost, IsthmusError
 from split.identity.contexts import Identity
 from split.identity.credentials import Credentials
 from split.identity.known_time import KnownTime
+from split.plan.objective import Prices
 from split.profiles.address import HostPort
 from split.profiles.device import load_device, recognise
 from split.profiles.load import claim, require_writable
@@ -111,6 +112,7 @@ class Daemon:
             slowdown=config.emulation.slowdown,
             probe_bytes_per_hour=config.link.probe_bytes_per_hour,
             metered=meter.left,
+            prices=_prices(config.link),
             power=lambda: watch.power,
             battery_low=lambda: watch.battery_low,
         )
@@ -293,6 +295,10 @@ async def run(config: AgentConfig) -> None:
             await stop.wait()
             notify("STOPPING=1")
             log.info("stopping")
+
+
+def _prices(link: Link) -> Prices:
+    return Prices(per_byte=link.price_per_gb / 1e9, per_companion_ms=link.price_per_companion_s / 1e3)
 
 
 def _metrics(journal: Journal, compute: Compute, uplink: Uplink, meter: Meter, renewal: Renewal | None) -> Metrics:

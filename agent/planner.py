@@ -22,6 +22,7 @@ from split.plan.decide import decide
 from split.plan.estimate import CloudQueue, Drift, Residual
 from split.plan.exploring import Explorer
 from split.plan.links import Links
+from split.plan.objective import FREE, NO_BACKLOG, Backlog, Prices
 from split.plan.observation import Flags, Floats, LinkEstimate, Metered, Observation, Opening, RemoteView
 from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
 from split.plan.power import NO_POWER_MODEL, Power, PowerModel
@@ -30,6 +31,7 @@ from split.plan.scaling import Ratio
 from split.plan.score import REQUEST_METADATA_BYTES
 from split.plan.slow_start import SendWindow
 from split.plan.table import Column, PlanTable
+from split.plan.underway import Underway
 from split.profiles.contract import Contract
 from split.profiles.measured import ModelProfile
 
@@ -133,6 +135,7 @@ class Planner:
     `slowdown`: `emulation.slowdown`, what the worker stretches every device stage by.
     `probe_bytes_per_hour`: what probes and pings may cost while nothing else informs about the link.
     `metered`: asked at each decision, what may still cross the link this month; None where nothing is metered.
+    `prices`: what bytes on the link and the companion's time cost.
     `power`, `battery_low`: asked at each decision, what the device draws, and whether its battery is nearly empty.
     """
 
@@ -142,10 +145,12 @@ class Planner:
         slowdown: float = 1.0,
         probe_bytes_per_hour: int = 2_000_000,
         metered: Callable[[], Metered | None] = lambda: None,
+        prices: Prices = FREE,
         power: Callable[[], PowerModel] = lambda: NO_POWER_MODEL,
         battery_low: Callable[[], bool] = lambda: False,
     ) -> None:
         self._metered = metered
+        self._prices = prices
         self._power_model = power
         self._battery_low = battery_low
         self._slowdown = slowdown
@@ -154,6 +159,7 @@ class Planner:
         self._models: dict[str, _Model] = {}
         self._link = Links()
         self._queue = CloudQueue()
+        self._underway = Underway()
         self._lost = "no companion is connected yet"
         """Why there is no connection that takes requests; "" while there is one."""
         self._silent = ""
@@ -213,6 +219,22 @@ class Planner:
             model.decided(decision)
         self._probing.decided(now_s)
         return decision
+
+    def began(self, request_id: str, decision: Decision, *, now_s: float) -> None:
+        """A request is carried out as decided; until `done` its work on link and companion counts as backlog."""
+        chosen = decision.chosen
+        if chosen.plan.placement is Placement.LOCAL:
+            return
+        self._underway.began(
+            request_id,
+            link_ms=chosen.bytes * 0.008 / decision.link["up_mbit_s"],
+            companion_ms=chosen.stages_ms["cloud_decode"] + chosen.stages_ms["tail"],
+            now_s=now_s,
+        )
+
+    def done(self, request_id: str) -> None:
+        """It is answered or given up; unknown ids are ignored."""
+        self._underway.done(request_id)
 
     def finish_ms(self, name: str, cut: CutId | None, facts: RequestFacts) -> float:
         """Expected device time of what is missing of a request, the tail of `cut` or (None) the whole; drift and
@@ -521,7 +543,17 @@ class Planner:
             incumbent=model.incumbent,
             opening=model.opening(),
             power=_at_rates(power, None if remote is None else remote.link),
+            prices=self._prices,
             battery_low=self._battery_low(),
+            backlog=NO_BACKLOG if remote is None else self._backlog(remote, edge_queue_ms, now_s),
+        )
+
+    def _backlog(self, remote: RemoteView, edge_queue_ms: float, now_s: float) -> Backlog:
+        ahead_ms = remote.ahead_bytes * remote.link.up_ms_per_byte
+        return Backlog(
+            device_ms=edge_queue_ms,
+            link_ms=max(self._underway.link_ms(now_s), ahead_ms),
+            companion_ms=self._underway.companion_ms(now_s),
         )
 
     def _observe_link(self, up_bytes: int, down_bytes: int, network_ms: float, now_s: float) -> None:

@@ -70,6 +70,7 @@ class Serve:
         decision = self._decide(request)
         if decision.worth_opening is not None:
             self._afterwards.note(request.model.warm, decision.worth_opening)
+        self._planner.began(request.id, decision, now_s=_now())
         try:
             async with asyncio.timeout_at(request.deadline_at_s):
                 outcome = await self._carry_out(request, decision)
@@ -83,6 +84,8 @@ class Serve:
         except IsthmusError as error:
             self._journal.failed(request, decision, error, _since_ms(request))
             raise
+        finally:
+            self._planner.done(request.id)
         self._afterwards.note(self._journal.answered, request.id, answered_entry(request, outcome))
         self._learn_total(request, outcome)
         if request.model.contract.behaviour.fallback.strategy == "shadow":

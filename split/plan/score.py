@@ -25,6 +25,9 @@ from split.plan.table import Column, PlanTable
 REQUEST_METADATA_BYTES: Final = 4096
 """What a request's message has beside its payload: ids, the names of outputs, how to prepare a picture."""
 
+SPREADS_FROM: Final = 0.1
+"""Weight of throughput: below, nothing of a request's size waits, and a change of segments costs more than it gains."""
+
 _DEVICE: Final = (Column.IMAGE, Column.HEAD, Column.ENCODE, Column.REPLY)
 _COMPANION: Final = (Column.CLOUD_DECODE, Column.TAIL)
 _STATIONS: Final = np.array(
@@ -49,7 +52,7 @@ class Score:
     @property
     def sticks(self) -> bool:
         """Whether the last choice is worth keeping: not while requests are to be spread."""
-        return self.objective.throughput == 0.0
+        return self.objective.throughput < SPREADS_FROM
 
 
 def score(

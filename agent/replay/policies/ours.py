@@ -52,6 +52,7 @@ class Ours(Policy):
     def choose(self, arrival: Arrival, now_s: float, edge_queue_ms: float) -> Plan:
         decision = self._planner.decide(arrival.model, _facts(arrival), edge_queue_ms=edge_queue_ms, now_s=now_s)
         self._decided[self._number] = decision
+        self._planner.began(str(self._number), decision, now_s=now_s)
         self._number += 1
         return decision.chosen.plan
 
@@ -79,6 +80,7 @@ class Ours(Policy):
             replied = self._replies.came if outcome.fate is Fate.PLANNED else self._replies.overtaken
             replied(outcome.waited_ms, *expected)
         decision = self._decided.pop(outcome.number)
+        self._planner.done(str(outcome.number))
         stages_ms, now_s = outcome.stages_ms, outcome.done_at_s
         plan = outcome.plan if "encode" in stages_ms or "up" in stages_ms else LOCAL
         for stage in ("image", "head", "encode"):
