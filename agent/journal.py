@@ -172,8 +172,9 @@ class Journal:
         power = self._power(entry.received_at_s + entry.total_ms / 1000)
         if not power.source:
             return entry
-        predicted_ms = entry.decision.chosen.stages_ms
-        joules = used_joules(power, entry.stages_ms, predicted_ms, entry.total_ms)
+        decision = entry.decision
+        rtt_ms = decision.link.get("rtt_ms", 0.0)
+        joules = used_joules(power, entry.stages_ms, decision.chosen.stages_ms, rtt_ms, entry.total_ms)
         return replace(entry, joules=joules, power=power)
 
     def failed(self, request: InferenceRequest, decision: Decision, error: IsthmusError, total_ms: float) -> None:
@@ -340,4 +341,6 @@ def as_json(estimate: PlanEstimate) -> dict[str, Any]:
         "allowed": estimate.allowed,
         "why_not": estimate.why_not or None,
         "parts": estimate.parts,
+        "energy_j": round(estimate.energy_j, 4),
+        "energy_measured": estimate.energy_measured,
     }

@@ -27,10 +27,13 @@ from split.graph.growth import open_dims, sizes_of
 from split.plan.decide import decide, estimate_all
 from split.plan.observation import LinkEstimate, Observation, RemoteView
 from split.plan.plan import Decision, Placement, PlanEstimate, RequestFacts
+from split.plan.power import Power, modelled
 from split.plan.table import Column, PlanTable
 from split.profiles.contract import CONTRACT_FILE, Contract, check_contract, contract_beside, default_contract
-from split.profiles.device import load_device
+from split.profiles.device import load_device, recognise
 from split.profiles.measured import ModelProfile
+from split.profiles.radio import RADIOS, LinkKind
+from split.runtime.machine import read_machine
 from split.tensor import bind_dims
 from split.workbench.inputs import read_inputs
 
@@ -70,6 +73,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="the picture comes encoded in N bytes; 0: it comes as a tensor (default: as is typical for the contract)",
+    )
+    parser.add_argument(
+        "--link-kind",
+        type=LinkKind,
+        choices=list(LinkKind),
+        default=LinkKind.ETHERNET,
+        help="what the device sends by, for its joules (default %(default)s)",
     )
     parser.add_argument(
         "--url", type=daemon_url, help="a running daemon: plans that its companion does not share are not allowed"
@@ -156,7 +166,17 @@ def _observation(table: PlanTable, profile: ModelProfile, arguments: argparse.Na
             queue_sigma_ms=0.0,
             opened=np.ones(len(table), dtype=np.bool_),
         ),
+        power=_power(arguments),
     )
+
+
+def _power(arguments: argparse.Namespace) -> Power:
+    """Modelled: of the named device, else of the profile that this machine is recognised by."""
+    machine = read_machine()
+    name = arguments.device or recognise(machine.board, machine.compatible, machine.architecture)
+    device = None if name is None else load_device(name)
+    threads = device.threads if arguments.device is not None and device is not None else machine.threads
+    return modelled(device, threads, RADIOS[arguments.link_kind]).at(arguments.rate_mbit, arguments.rate_mbit)
 
 
 def _daemons_model(url: str, path: Path) -> Mapping[str, Any]:
@@ -250,6 +270,7 @@ def _shown(plan: PlanEstimate) -> dict[str, Any]:
         "fidelity": plan.fidelity,
         "allowed": plan.allowed,
         "why_not": plan.why_not,
+        "energy_j": plan.energy_j,
     }
 
 
@@ -259,7 +280,7 @@ def _text(chosen: PlanEstimate, others: list[PlanEstimate], reason: str, argumen
         f"RTT {arguments.rtt_ms:g} ms, {arguments.rate_mbit:g} Mbit/s, {device}, companion "
         f"{arguments.cloud_speedup:g}× as fast as this machine",
         "",
-        f"  {'placement':9}  {'cut':12}  {'codec':7}  {'ms':>9}  {'bytes':>9}  {'fidelity':>8}",
+        f"  {'placement':9}  {'cut':12}  {'codec':7}  {'ms':>9}  {'bytes':>9}  {'joules':>7}  {'fidelity':>8}",
     ]
     for mark, plan in [("*", chosen), *((" ", other) for other in others)]:
         fidelity = "–" if plan.fidelity is None else f"{plan.fidelity:.4f}"
@@ -267,10 +288,11 @@ def _text(chosen: PlanEstimate, others: list[PlanEstimate], reason: str, argumen
         why = f"  {'; '.join(notes)}" if notes else ""
         lines.append(
             f"{mark} {plan.plan.placement!s:9}  {plan.plan.cut or '–':12}  {plan.plan.codec or '–':7}  "
-            f"{plan.predicted_ms:>9.2f}  {plan.bytes:>9}  {fidelity:>8}{why}"
+            f"{plan.predicted_ms:>9.2f}  {plan.bytes:>9}  {plan.energy_j:>7.3g}  {fidelity:>8}{why}"
         )
     stages = "  ".join(f"{stage} {ms:.2f}" for stage, ms in chosen.stages_ms.items() if ms > 0.0)
-    return "\n".join([*lines, "", f"stages of the chosen plan, ms: {stages}", f"why: {reason}"])
+    joules = f"joules above idle: {_power(arguments).source or 'unknown for this device'}"
+    return "\n".join([*lines, "", f"stages of the chosen plan, ms: {stages}", joules, f"why: {reason}"])
 
 
 def _plot(plans: list[PlanEstimate], title: str, path: Path) -> None:

@@ -102,20 +102,21 @@ _COMPUTED: Final = ("activate", "image", "head", "whole", "encode", "decode", "l
 
 
 def used_joules(
-    power: Power, measured_ms: Mapping[str, float], predicted_ms: Mapping[str, float], total_ms: float
+    power: Power, measured_ms: Mapping[str, float], predicted_ms: Mapping[str, float], rtt_ms: float, total_ms: float
 ) -> float:
     """What an answered request used above idle: its measured stages times the power in them.
 
-    `network` is measured as one time; it is split between sending and receiving as the prediction had `up` and `down`.
-    What no stage explains of `total_ms`, the companion's own time included, was waited.
+    `network` is measured as one time; it is split as the prediction had `up` and `down`, in which half the round trip
+    `rtt_ms` each is waiting. What no stage explains of `total_ms` was waited, the companion's own time included.
     """
     compute_ms = sum(measured_ms.get(stage, 0.0) for stage in _COMPUTED)
     network_ms = measured_ms.get("network", 0.0)
-    up, down = predicted_ms.get("up", 0.0), predicted_ms.get("down", 0.0)
-    send_ms = network_ms * up / (up + down) if up + down > 0.0 else network_ms
+    up_ms, down_ms = predicted_ms.get("up", 0.0), predicted_ms.get("down", 0.0)
+    ratio = network_ms / (up_ms + down_ms) if up_ms + down_ms > 0.0 else 0.0
+    send_ms, receive_ms = (ratio * max(one - rtt_ms / 2.0, 0.0) for one in (up_ms, down_ms))
     return power.joules(
         compute_ms=compute_ms,
         send_ms=send_ms,
-        receive_ms=network_ms - send_ms,
-        wait_ms=max(total_ms - compute_ms - network_ms, 0.0),
+        receive_ms=receive_ms,
+        wait_ms=max(total_ms - compute_ms - send_ms - receive_ms, 0.0),
     )

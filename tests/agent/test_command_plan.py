@@ -14,12 +14,14 @@ import onnx.parser
 import pytest
 from PIL import Image
 
-from agent.commands import plan, profile
+from agent.commands import fingerprint, plan, profile
+from agent.fingerprint import take_fingerprint
 from split.errors import ConfigError, InvalidRequest
 from split.graph.card import read_card
 from split.profiles.measured import read_profile, write_profile
 
 PLAN_FIELDS = ["placement", "cut", "codec", "predicted_ms", "stages_ms", "bytes", "fidelity", "allowed", "why_not"]
+PLAN_FIELDS += ["energy_j"]
 MODEL = """
 <ir_version: 8, opset_import: ["" : 17]>
 tiny (float[1,64] x) => (float[1,4] y)
@@ -95,6 +97,23 @@ def test_link_and_companion_speed_enter_as_given(home: Path, capsys: pytest.Capt
     assert slow["stages_ms"]["up"] == pytest.approx(5.0 + slow["bytes"] * 8 / 1000)
     fast = offload_raw("--rtt-ms", "10", "--rate-mbit", "1", "--cloud-speedup", "4")
     assert fast["stages_ms"]["tail"] == pytest.approx(slow["stages_ms"]["tail"] / 4)
+
+
+def test_joules_are_those_of_the_named_board_and_of_the_link_that_is_sent_by(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = take_fingerprint(speed_test_s=0.0)
+    monkeypatch.setattr(fingerprint, "known_fingerprint", lambda _: device)
+
+    def plans(*options: str) -> dict[str, dict[str, Any]]:
+        found = ask(home, capsys, "--device", "raspberry-pi-5", "--rate-mbit", "5", "--rtt-ms", "100", *options)
+        return {each["placement"]: each for each in (*found["runners_up"], found["chosen"])}
+
+    wired, lte = plans(), plans("--link-kind", "lte")
+    # A Raspberry Pi 5 draws 8 W more on its four cores than idle.
+    assert wired["local"]["energy_j"] == pytest.approx(0.008 * wired["local"]["predicted_ms"])
+    # 1.06 W while an LTE modem waits out the 100 ms; the bytes of this model are few.
+    assert lte["offload"]["energy_j"] - wired["offload"]["energy_j"] == pytest.approx(0.106, rel=0.05)
 
 
 def test_inputs_from_a_file_are_checked_against_the_model(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

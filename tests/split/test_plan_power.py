@@ -65,11 +65,19 @@ def test_a_device_without_a_profile_has_no_power() -> None:
 
 def test_what_a_request_used_is_its_measured_stages_times_watts() -> None:
     measured_ms = {"queue": 30.0, "head": 40.0, "encode": 10.0, "network": 100.0, "tail": 15.0, "decode": 5.0}
-    joules = used_joules(LTE_PHONE, measured_ms, {"up": 60.0, "down": 20.0}, 220.0)
-    # 55 ms of work, 75 ms up and 25 ms down by the prediction's shares, 65 ms in which it waited.
-    assert joules == pytest.approx(0.055 * 4.0 + 0.075 * 2.5 + 0.025 * 1.5 + 0.065 * 1.0)
+    joules = used_joules(LTE_PHONE, measured_ms, {"up": 60.0, "down": 20.0}, 20.0, 220.0)
+    # The network took 1.25 times what was predicted: 62.5 ms up, 12.5 ms down, 25 ms round trip. 55 ms of work; the
+    # other 90 ms it waited.
+    assert joules == pytest.approx(0.055 * 4.0 + 0.0625 * 2.5 + 0.0125 * 1.5 + 0.09 * 1.0)
 
 
 def test_a_request_that_stayed_here_sends_nothing() -> None:
-    joules = used_joules(LTE_PHONE, {"queue": 10.0, "activate": 5.0, "image": 5.0, "whole": 90.0}, {}, 110.0)
+    joules = used_joules(LTE_PHONE, {"queue": 10.0, "activate": 5.0, "image": 5.0, "whole": 90.0}, {}, 0.0, 110.0)
     assert joules == pytest.approx(0.1 * 4.0 + 0.01 * 1.0)
+
+
+def test_a_request_that_goes_as_predicted_uses_what_was_predicted() -> None:
+    predicted_ms = {"head": 40.0, "encode": 5.0, "up": 70.0, "tail": 8.0, "down": 30.0, "decode": 2.0}
+    measured_ms = {"head": 40.0, "encode": 5.0, "network": 100.0, "tail": 8.0, "decode": 2.0}
+    predicted = LTE_PHONE.joules(compute_ms=47.0, send_ms=50.0, receive_ms=10.0, wait_ms=40.0 + 8.0)
+    assert used_joules(LTE_PHONE, measured_ms, predicted_ms, 40.0, 155.0) == pytest.approx(predicted)
