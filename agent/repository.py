@@ -267,6 +267,8 @@ class Repository:
             contract = contract_beside(entry.path) or default_contract(card)
             contract_path = entry.path.parent.parent / CONTRACT_FILE
             check_contract(contract, card, path=contract_path)
+            if contract.model not in ("", entry.name):
+                log.warning("model=%s has the contract of %r beside it: %s", entry.name, contract.model, contract_path)
             choice = await asyncio.to_thread(choose, contract.resource.accelerators)
             if choice.note:
                 log.warning("model=%s %s", entry.name, choice.note)

@@ -47,7 +47,7 @@ class Stated(msgspec.Struct, frozen=True, kw_only=True):
 
     metadata: Metadata
     contract: Mapping[str, Any] | None = None
-    """With all defaults; None from a service that knows no contracts."""
+    """What it leaves out is at its default; None from a service that knows no contracts."""
     labels: Mapping[str, Sequence[str]] = {}
     """Output → its labels."""
     measured: Measured = Measured()
@@ -67,6 +67,8 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
 
 def hold(contract: Contract, stated: Stated, labels: Mapping[str, Sequence[str]]) -> list[Field]:
     """Every field of `contract` against what is stated. `labels`: of outputs whose file lies beside the contract."""
+    if stated.contract is not None:
+        stated = msgspec.structs.replace(stated, contract=_filled(stated.contract, _plain(Contract())))
     return [*_tensors(contract, stated, labels), *_words(contract, stated)]
 
 
@@ -300,6 +302,13 @@ def _plain(struct: msgspec.Struct) -> dict[str, Any]:
     """As it comes out of JSON: lists, no tuples."""
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(struct))
     return plain
+
+
+def _filled(given: Any, default: Any) -> Any:
+    """With the defaults of the keys that are left out; what is no section where one belongs stays what it is."""
+    if not (isinstance(given, Mapping) and isinstance(default, Mapping)):
+        return given
+    return {**given, **{key: _filled(given.get(key, value), value) for key, value in default.items()}}
 
 
 def _shares(contract: Mapping[str, Any]) -> dict[str, Any]:

@@ -147,8 +147,13 @@ def _held_by_service(contract: Contract, path: Path, url: str) -> list[Field]:
 
 def _ask(client: DaemonClient, name: str) -> Stated:
     """All that the service says of the model. A service that knows no contracts answers OPTIONS as it likes."""
-    metadata = _as(Metadata, client.about(name))
     described = _or_nothing(lambda: client.describe(name))
+    try:
+        metadata = _as(Metadata, client.about(name))
+    except DaemonRefused:
+        if "inputs" not in described:
+            raise
+        metadata = _as(Metadata, described)
     contract = described.get("contract")
     if isinstance(contract, dict):
         labels, runs_on = contract.get("labels"), described.get("runs_on")

@@ -283,23 +283,40 @@ def test_a_shape_holds_where_the_service_takes_every_size_of_it(
 
 
 @pytest.mark.parametrize(
-    "hostile",
+    ("hostile", "fails"),
     [
-        {"data": 7, "behaviour": [], "resource": None},
-        {"data": {"privacy": "none", "codecs": 5, "fidelity": {"bound": "0"}, "inputs": [3, {"name": "x"}]}},
-        {"behaviour": {"weights": {"latency": "much"}, "latency_p99_ms": "soon"}},
-        {},
+        ({"data": 7, "behaviour": [], "resource": None}, {"data.privacy", "data.codecs", "behaviour.class"}),
+        (
+            {"data": {"privacy": "none", "codecs": 5, "fidelity": {"bound": "0"}, "inputs": [3, {"name": "x"}]}},
+            {"data.privacy", "data.codecs", "data.fidelity.bound"},
+        ),
+        ({"behaviour": {"weights": {"latency": "much"}, "latency_p99_ms": "soon"}}, {"behaviour.weights.latency"}),
     ],
     ids=str,
 )
 def test_a_service_whose_contract_makes_no_sense_fails_the_fields_and_breaks_nothing(
-    tmp_path: Path, validate: Validate, foreign: Foreign, hostile: dict[str, Any]
+    tmp_path: Path, validate: Validate, foreign: Foreign, hostile: dict[str, Any], fails: set[str]
 ) -> None:
     foreign.says("GET", "/v2/models/tiny", METADATA)
     foreign.says("OPTIONS", "/v2/models/tiny", METADATA | {"contract": hostile})
     status, rows = validate(written(tmp_path, CONTRACT), "--service", foreign.url)
     assert status == 1
-    assert {"data.privacy", "behaviour.latency_p99_ms", "data.inputs[0].privacy"} <= failing(rows)
+    assert fails | {"behaviour.latency_p99_ms", "data.inputs[0].privacy"} <= failing(rows)
+
+
+def test_what_a_service_leaves_out_of_its_contract_is_at_its_default(
+    tmp_path: Path, validate: Validate, foreign: Foreign
+) -> None:
+    """Metadata in the answer to OPTIONS do, where there are none elsewhere."""
+    told = {"behaviour": {"weights": {"energy": 1}}, "data": {"codecs": ["raw", "fp16"], "fidelity": {"bound": 0.1}}}
+    foreign.says("OPTIONS", "/v2/models/tiny", METADATA | {"contract": told})
+    text = "model: tiny\nbehaviour: {weights: {latency: 2, energy: 2}}\n"
+    text += "data: {codecs: [raw, fp16, int8], fidelity: {bound: 0.1}}\n"
+    _, rows = validate(written(tmp_path, text), "--service", foreign.url)
+    assert failing(rows) == set()
+    assert rows["data.privacy"]["found"] == "any"
+    _, rows = validate(written(tmp_path, text.replace("raw, fp16, int8", "raw, int8")), "--service", foreign.url)
+    assert failing(rows) == {"data.codecs"}
 
 
 @pytest.mark.parametrize("body", [b"hello", b"[]", b'{"inputs": 3}', b'{"name": "tiny", "inputs": [{"name": 1}]}'])
