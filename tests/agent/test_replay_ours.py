@@ -1,0 +1,72 @@
+"""Our planner over simulated time, against the oracle and the rule that counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agent.replay.example import ENCODED_BYTES, example, known_example
+from agent.replay.policies.oracle import Oracle
+from agent.replay.policies.ours import Ours
+from agent.replay.policies.two_way import TwoWay
+from agent.replay.simulate import Simulation, simulate
+from agent.replay.summary import Summary, requests_to_recover
+from agent.replay.traces import STEADY, TRACES, lasts_s
+from agent.replay.world import Arrival, Fate, Moment, World
+from split.plan.plan import LOCAL, Placement
+
+KNOWN = {"m": known_example()}
+
+
+def world(trace: tuple[Moment, ...], slowdown: float, *, until_s: float, encoded: bool = True) -> World:
+    asked = tuple(
+        Arrival(at_s=0.2 * n, model="m", deadline_ms=1_000.0, encoded_bytes=ENCODED_BYTES if encoded else 0)
+        for n in range(int(5 * until_s))
+    )
+    return World(models={"m": example()}, trace=trace, arrivals=asked, slowdown=slowdown, jitter=0.05, seed=1)
+
+
+@pytest.mark.parametrize("encoded", [True, False])
+@pytest.mark.parametrize("slowdown", [1.0, 5.0, 20.0])
+@pytest.mark.parametrize("mbit_s", [2.0, 50.0])
+def test_on_a_steady_link_it_is_within_a_twentieth_of_the_oracle(slowdown: float, mbit_s: float, encoded: bool) -> None:
+    run = world((replace(STEADY, up_mbit_s=mbit_s),), slowdown, until_s=20.0, encoded=encoded)
+    assert Summary.of(simulate(run, Ours(KNOWN)), simulate(run, Oracle())).regret < 1.05
+
+
+def test_on_rate_steps_it_is_ahead_of_the_two_way_rule_and_back_within_five_requests() -> None:
+    trace = TRACES["rate steps"]()
+    run = world(trace, 5.0, until_s=lasts_s(trace))
+    best = simulate(run, Oracle())
+    ours, rule = simulate(run, Ours(KNOWN)), simulate(run, TwoWay())
+    assert Summary.of(ours, best).regret < 1.05
+    assert Summary.of(ours, best).mean_ms < Summary.of(rule, best).mean_ms
+    assert requests_to_recover(ours, best, 20.0) <= 5
+    assert requests_to_recover(ours, best, 40.0) <= 5
+
+
+def test_in_an_outage_it_hedges_stays_here_and_goes_back() -> None:
+    trace = TRACES["outage"]()
+    run = world(trace, 20.0, until_s=40.0)
+    outcomes = simulate(run, Ours(KNOWN))
+    during = [one for one in outcomes if 20.0 <= one.arrival.at_s < 25.0]
+    assert during[0].fate is Fate.HEDGED
+    assert all(one.plan == LOCAL for one in during[5:])
+    assert outcomes[-1].plan.placement is Placement.OFFLOAD
+    assert not any(one.missed for one in outcomes)
+
+
+def test_a_policy_begun_again_knows_nothing_of_the_run_before() -> None:
+    run = world(TRACES["rtt spike"](), 5.0, until_s=30.0)
+    policy = Ours(KNOWN)
+    first = [one.total_ms for one in simulate(run, policy)]
+    assert [one.total_ms for one in simulate(run, policy)] == first
+
+
+def test_what_it_spends_on_looking_is_within_its_budget() -> None:
+    run = world(TRACES["rate steps"](), 1.0, until_s=60.0)  # local is best throughout
+    simulation = Simulation(run, Ours(KNOWN))
+    away = [one for one in simulation.run()[10:] if one.plan != LOCAL]
+    assert len(away) <= 300 / 50  # the companion is asked now and then
+    assert 0 < simulation.probe_bytes < 2_000_000 / 60 + 4 * 32_768 + 128 * 256  # a minute's share and both bursts
