@@ -1,4 +1,5 @@
-"""The device's one compute worker: all stages of all requests pass through this thread, earliest deadline first.
+"""The device's one compute worker: all stages of all requests pass through this thread, earliest deadline first, and a
+better class before it where that makes nobody late (`split.plan.slack.first_to_run`).
 
 One thread, because sessions already use every core that helps and two at once only take turns. The event loop hands
 work in and is called back; it never waits. `emulation.slowdown` is kept here and nowhere else. Not a thread pool, and
@@ -18,11 +19,17 @@ from collections.abc import Callable
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from split.errors import EngineFailed, ModelUnavailable, Overloaded
+from split.plan.slack import first_to_run
 
 T = TypeVar("T")
 
 MAX_WAITING: Final = 256
 """Jobs waiting at once. At 4 ms each the last one starts after a second; a longer queue serves nobody in time."""
+
+FIRST_RANK: Final = -1
+"""Of what goes before all requests."""
+LAST_RANK: Final = 99
+"""Of what no request waits for."""
 
 CLOSE_TIMEOUT_S: Final = 5.0
 """How long `close` waits for the job under way: a run inside the runtime cannot be interrupted, only outlived."""
@@ -47,6 +54,7 @@ class Job(asyncio.Future[Timed[T]]):
         deadline_at_s: float,
         expected_ms: float,
         hold_ratio: float,
+        rank: int,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         super().__init__(loop=loop)
@@ -56,6 +64,7 @@ class Job(asyncio.Future[Timed[T]]):
         self.expected_ms = expected_ms
         self.hold_ratio = hold_ratio
         """Held afterwards, as a multiple of the time the work took."""
+        self.rank = rank
         self.entered_at_s = time.monotonic()
 
     def cancel(self, msg: Any | None = None) -> bool:
@@ -93,33 +102,43 @@ class Compute:
         self._thread = threading.Thread(target=self._serve, name="isthmus-compute", daemon=True)
         self._thread.start()
 
-    def run(self, work: Callable[[], T], *, deadline_at_s: float, expected_ms: float) -> Job[T]:
+    def run(self, work: Callable[[], T], *, deadline_at_s: float, expected_ms: float, rank: int = LAST_RANK) -> Job[T]:
         """Have `work` run on the worker thread; among those waiting, the earliest deadline goes first.
 
         `deadline_at_s`: monotonic seconds, only for the order: a late job is still run; `math.inf` for what may run
-        when nothing else waits. `expected_ms`: what it will take, hold included, for `queue_ms`. The job raises what
-        `work` raises, and ModelUnavailable when the daemon closes before its turn. Raises Overloaded when too many
-        wait, ModelUnavailable while closing.
+        when nothing else waits. `expected_ms`: what it will take, hold included, for `queue_ms`. `rank`: the smaller,
+        the sooner, where nobody is late by it. The job raises what `work` raises, ModelUnavailable when the daemon
+        closes before its turn, Overloaded when one of a better rank took its place in a full queue. Raises Overloaded
+        when too many wait, none of them of a worse rank, ModelUnavailable while closing.
         """
-        return self._enter(work, deadline_at_s, expected_ms, self._hold_ratio)
+        return self._enter(work, deadline_at_s, expected_ms, self._hold_ratio, rank)
 
     async def hold(self, measured_ms: float) -> None:
         """Emulate a device stage of `measured_ms` that ran elsewhere: hold the worker for the rest, before others."""
         held_ms = measured_ms * self._hold_ratio
         if held_ms > 0.0:
-            await self._enter(lambda: self._closing.wait(held_ms / 1e3), -math.inf, held_ms, 0.0)
+            await self._enter(lambda: self._closing.wait(held_ms / 1e3), -math.inf, held_ms, 0.0, FIRST_RANK)
 
-    def _enter(self, work: Callable[[], T], deadline_at_s: float, expected_ms: float, hold_ratio: float) -> Job[T]:
+    def _enter(
+        self, work: Callable[[], T], deadline_at_s: float, expected_ms: float, hold_ratio: float, rank: int
+    ) -> Job[T]:
         self.on_load(expected_ms, deadline_at_s)
-        job = Job(self, work, deadline_at_s, expected_ms, hold_ratio, asyncio.get_running_loop())
+        job = Job(self, work, deadline_at_s, expected_ms, hold_ratio, rank, asyncio.get_running_loop())
+        too_many = f"{self._max_waiting} jobs wait for the compute worker, no more fit; try again later"
+        passed_over = None
         with self._lock:
             if self._closing.is_set() or not self._thread.is_alive():
                 raise ModelUnavailable("the compute worker has stopped; the daemon is shutting down")
             if len(self._waiting) >= self._max_waiting:
-                raise Overloaded(f"{len(self._waiting)} jobs wait for the compute worker, no more fit; try again later")
+                passed_over = max(self._waiting, key=lambda entry: (entry[2].rank, entry[:2]))[2]
+                if passed_over.rank <= rank:
+                    raise Overloaded(too_many)
+                self._forget(passed_over)
             heapq.heappush(self._waiting, (deadline_at_s, next(self._order), job))
             self._waiting_ms += expected_ms
         self._tokens.put(None)
+        if passed_over is not None and not passed_over.done():
+            passed_over.set_exception(Overloaded(f"{too_many} (a request of a better class or priority came)"))
         self.on_load(0.0, math.inf)
         return job
 
@@ -193,11 +212,25 @@ class Compute:
     def withdraw(self, job: Job[Any]) -> None:
         """Nobody waits for it any more: if it still waits for its turn, it is forgotten."""
         with self._lock:
-            left = [entry for entry in self._waiting if entry[2] is not job]
-            if len(left) < len(self._waiting):
-                heapq.heapify(left)
-                self._waiting = left
-                self._waiting_ms = max(0.0, self._waiting_ms - job.expected_ms) if left else 0.0
+            self._forget(job)
+
+    def _forget(self, job: Job[Any]) -> None:
+        """Under the lock."""
+        left = [entry for entry in self._waiting if entry[2] is not job]
+        if len(left) < len(self._waiting):
+            heapq.heapify(left)
+            self._waiting = left
+            self._waiting_ms = max(0.0, self._waiting_ms - job.expected_ms) if left else 0.0
+
+    def _take(self) -> Job[Any]:
+        """Under the lock: the job whose turn it is out of those that wait, one at least."""
+        first = self._waiting[0][2]
+        if any(job.rank < first.rank for _, _, job in self._waiting):
+            jobs = [job for _, _, job in sorted(self._waiting, key=lambda entry: entry[:2])]
+            waiting = [(job.deadline_at_s, job.expected_ms, job.rank) for job in jobs]
+            first = jobs[first_to_run(time.monotonic(), waiting)]
+        self._forget(first)
+        return first
 
     def _serve(self) -> None:
         while True:
@@ -207,9 +240,7 @@ class Compute:
                     return
                 if not self._waiting:  # its job was withdrawn
                     continue
-                _, _, job = heapq.heappop(self._waiting)
-                self._waiting_ms = max(0.0, self._waiting_ms - job.expected_ms) if self._waiting else 0.0
-                self._running = job
+                self._running = job = self._take()
                 self._started_at_s = time.monotonic()
             outcome = self._perform(job)
             with self._lock:

@@ -40,7 +40,8 @@ class InferenceRequest:
     part: int = 0
     """Of a request that is served in parts, how many go before this one."""
     priority: int = 0
-    """As Triton has it: 1 is the highest, 0 the default. The link heeds it; the worker goes by deadlines."""
+    """As Triton has it: 1 is the highest, 0 the default. The link heeds it, and the worker where nobody is late by
+    it."""
 
     def __enter__(self) -> Self:
         return self

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable
-from typing import Any
+from typing import Any, Final
 
 from agent.afterwards import Afterwards
 from agent.compute import Compute, Job
@@ -42,6 +42,8 @@ UNPROFILED = Decision(
     reason="this model is not measured yet: until it is, it runs here",
     candidates=1,
 )
+
+_CLASSES: Final = ("gold", "silver", "bronze")
 
 
 class Serve:
@@ -187,7 +189,10 @@ class Serve:
         head = None if plan.cut is None else await self._opened_head(request, plan.cut, stages_ms)
         try:
             timed = await self._compute.run(
-                lambda: prepare(request, plan, prepared), deadline_at_s=request.deadline_at_s, expected_ms=expected_ms
+                lambda: prepare(request, plan, prepared),
+                deadline_at_s=request.deadline_at_s,
+                expected_ms=expected_ms,
+                rank=_rank(request),
             )
         finally:
             self._scale(stages_ms, "image", "head", "encode")
@@ -333,6 +338,7 @@ class Serve:
             lambda: work(request, prepared),
             deadline_at_s=request.deadline_at_s,
             expected_ms=self._finish_ms(request, prepared),
+            rank=_rank(request),
         )
 
     async def _locally(
@@ -408,6 +414,12 @@ async def _clocked_opening(opening: Awaitable[Segment], expected_ms: float, stag
 def _on_the_link(priority: int) -> Priority:
     """0, the default, lies with 2 between the highest (1) and all the others (3 and more)."""
     return {0: Priority.NORMAL, 1: Priority.URGENT, 2: Priority.NORMAL}.get(priority, Priority.BULK)
+
+
+def _rank(request: InferenceRequest) -> int:
+    """On the worker: by class, and within it by priority, as on the link."""
+    service_class = request.model.contract.behaviour.service_class
+    return len(Priority) * _CLASSES.index(service_class) + _on_the_link(request.priority)
 
 
 def _now() -> float:

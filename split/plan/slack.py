@@ -1,4 +1,5 @@
-"""When the device must start finishing remote requests itself, so that all meet their deadlines on its one worker.
+"""When the device must start finishing remote requests itself, so that all meet their deadlines on its one worker; and
+which of the jobs that wait for the worker goes first.
 
 Earliest deadline first, walked backwards: the last one ends at its deadline, each one before it ends at its own
 deadline or when the next must start, whichever comes first (Liu and Layland 1973: no order does better on one machine).
@@ -38,3 +39,22 @@ def latest_starts(now_s: float, pending: Sequence[tuple[Key, float, float]]) -> 
         free_until_s = min(deadline_at_s, free_until_s) - local_ms / 1000.0
         starts[key] = max(free_until_s, now_s)
     return starts
+
+
+def first_to_run(now_s: float, waiting: Sequence[tuple[float, float, int]]) -> int:
+    """Index of the job that a free worker takes: the earliest deadline, unless one of a better rank can go before it.
+
+    `waiting`: (deadline_at_s, expected_ms, rank) in the order of deadlines, at least one; a smaller rank is better.
+    The best rank goes first (of equals the earliest deadline) where every job that it passes still meets its deadline,
+    margins in, or would have missed it anyway.
+    """
+    ranks = [rank for _, _, rank in waiting]
+    best = ranks.index(min(ranks))
+    passing_s = waiting[best][1] / 1000.0
+    end_s = now_s
+    for deadline_at_s, expected_ms, _ in waiting[:best]:
+        end_s += expected_ms * (1 + MARGIN_RATIO) / 1000.0
+        left_s = deadline_at_s - MARGIN_MS / 1000.0 - end_s
+        if 0.0 <= left_s < passing_s:
+            return 0
+    return best

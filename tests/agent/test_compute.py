@@ -1,9 +1,11 @@
 """The worker is real; order is forced with events, and where time matters the clock of the module is a fake one."""
 
 import asyncio
+import functools
 import gc
 import math
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -136,6 +138,44 @@ async def test_a_full_queue_refuses_with_a_typed_error() -> None:
         await asyncio.gather(busy, *tasks)
     finally:
         compute.close()
+
+
+async def test_in_a_full_queue_the_worst_rank_gives_way_to_a_better_one() -> None:
+    compute = Compute(max_waiting=2)
+    try:
+        gate, busy = await blocked(compute)
+        bronze, silver = (compute.run(lambda: None, deadline_at_s=1.0, expected_ms=10.0, rank=n) for n in (9, 5))
+        gold = compute.run(lambda: "gold", deadline_at_s=2.0, expected_ms=10.0, rank=1)
+        with pytest.raises(Overloaded, match="better class"):
+            await bronze
+        assert compute.waiting == 2
+        with pytest.raises(Overloaded, match="2 jobs wait"):
+            compute.run(lambda: None, deadline_at_s=0.0, expected_ms=10.0, rank=5)
+        gate.may_end.set()
+        assert (await gold).value == "gold"
+        await asyncio.gather(busy, silver)
+        assert compute.queue_ms == 0.0
+    finally:
+        compute.close()
+
+
+async def test_a_better_rank_goes_first_unless_one_with_less_time_would_be_late(compute: Compute) -> None:
+    now_s = time.monotonic()
+    for silver_has_s, order in ((1000.0, ["gold", "silver"]), (400.0, ["silver", "gold"])):
+        gate, busy = await blocked(compute)
+        done: list[str] = []
+        jobs = [
+            compute.run(
+                functools.partial(done.append, name),
+                deadline_at_s=now_s + has_s,
+                expected_ms=300_000.0,
+                rank=rank,
+            )
+            for name, has_s, rank in (("silver", silver_has_s, 6), ("gold", 2000.0, 2))
+        ]
+        gate.may_end.set()
+        await asyncio.gather(busy, *jobs)
+        assert done == order
 
 
 async def test_the_queue_in_milliseconds_is_what_waits_and_the_rest_of_what_runs(

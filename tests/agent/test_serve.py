@@ -105,6 +105,7 @@ class SlowCompute:
     def __init__(self) -> None:
         self.on_load: Callable[[float, float], None] = lambda *load: None
         self.took_ms: list[float] = []
+        self.ranks: list[int] = []
         self._waiting: list[tuple[float, int, float, float, Callable[[], Any], asyncio.Future[Timed[Any]]]] = []
         self._entered = itertools.count()
         self._busy_until_s = 0.0
@@ -115,7 +116,10 @@ class SlowCompute:
         rest_ms = max(self._busy_until_s - asyncio.get_running_loop().time(), 0.0) * 1000
         return rest_ms + sum(job[3] for job in self._waiting if not job[5].cancelled())
 
-    def run(self, work: Callable[[], Any], *, deadline_at_s: float, expected_ms: float) -> asyncio.Future[Timed[Any]]:
+    def run(
+        self, work: Callable[[], Any], *, deadline_at_s: float, expected_ms: float, rank: int = 99
+    ) -> asyncio.Future[Timed[Any]]:
+        self.ranks.append(rank)
         self.on_load(expected_ms, deadline_at_s)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Timed[Any]] = loop.create_future()
@@ -1485,5 +1489,23 @@ def test_a_comparison_makes_no_waiting_request_begin_its_finish_and_no_other_lat
             await lab.ask(deadline_ms=1000.0)
             assert not waiting.done()
             assert lab.journal.shadows("tiny") == {}
+
+    run_in_virtual_time(story())
+
+
+def test_the_worker_takes_class_before_priority_and_priority_as_the_link_does(tmp_path: Path) -> None:
+    async def story() -> None:
+        found: dict[str, list[int]] = {}
+        for service_class in ("gold", "silver", "bronze"):
+            contract = Contract(behaviour=Behaviour(service_class=service_class))  # type: ignore[arg-type]  # one of the three
+            async with Lab(tmp_path, behave=replies_after(0.006), contract=contract) as lab:
+                for priority in (1, 0, 2, 3, 7):
+                    await lab.ask(mode="local", priority=priority)
+                found[service_class] = lab.compute.ranks
+        for ranks in found.values():
+            highest, default, second, *rest = ranks
+            assert highest < default == second < rest[0] == rest[1]
+        assert max(found["gold"]) < min(found["silver"])
+        assert max(found["silver"]) < min(found["bronze"]) < 99
 
     run_in_virtual_time(story())

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from split.plan.slack import latest_starts
+from split.plan.slack import first_to_run, latest_starts
 
 Pending = list[tuple[int, float, float]]
 
@@ -65,3 +65,55 @@ def test_what_is_late_already_starts_now_in_order_of_deadlines() -> None:
 def test_one_request_starts_its_local_time_before_its_deadline() -> None:
     assert latest_starts(0.0, [("a", 1.0, 300.0)]) == pytest.approx({"a": 0.7})
     assert latest_starts(0.0, []) == {}
+
+
+def met(order: list[tuple[float, float, int]]) -> set[tuple[float, float, int]]:
+    """Those that end by their deadline when run in this order from 0 on; each takes 5 % longer, and 8 ms are kept."""
+    end_s, found = 0.0, set()
+    for job in order:
+        end_s += job[1] * 1.05 / 1000
+        if end_s + 0.008 <= job[0]:
+            found.add(job)
+    return found
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 1500), st.integers(1, 500), st.integers(0, 3)),
+        min_size=1,
+        max_size=6,
+        unique_by=lambda row: row[0],
+    )
+)
+def test_a_better_rank_goes_first_where_nobody_it_passes_is_made_late(rows: list[tuple[int, int, int]]) -> None:
+    waiting = sorted((deadline_ms / 1000, float(expected_ms), rank) for deadline_ms, expected_ms, rank in rows)
+    taken = first_to_run(0.0, waiting)
+    best = min(range(len(waiting)), key=lambda index: (waiting[index][2], waiting[index][0]))
+    assert taken in (0, best)
+    passed = set(waiting[:best])
+    reordered = [waiting[best], *waiting[:best], *waiting[best + 1 :]]
+    # the one that goes first may take a few percent longer, too: here its time as expected counts
+    longer = (waiting[best][0], waiting[best][1] / 1.05, waiting[best][2])
+    still_met = met([longer, *reordered[1:]]) & passed
+    if taken == best:
+        assert still_met >= met(waiting) & passed
+    else:
+        assert not still_met >= met(waiting) & passed
+
+
+@pytest.mark.parametrize(
+    ("waiting", "first"),
+    [
+        ([(1.0, 100.0, 1), (2.0, 100.0, 0)], 1),  # gold behind silver that has time
+        ([(0.25, 100.0, 1), (2.0, 100.0, 0)], 1),  # 205 ms + 8 < 250
+        ([(0.2, 100.0, 1), (2.0, 100.0, 0)], 0),  # the silver one would be late
+        ([(0.05, 100.0, 1), (2.0, 100.0, 0)], 1),  # it is late in any case
+        ([(1.0, 100.0, 0), (2.0, 100.0, 0)], 0),
+        ([(1.0, 100.0, 0), (2.0, 100.0, 1)], 0),
+        ([(1.0, 100.0, 2), (1.5, 100.0, 1), (2.0, 100.0, 0), (3.0, 100.0, 0)], 2),
+        ([(float("-inf"), 5.0, -1), (1.0, 100.0, 0)], 0),  # what goes before all requests
+        ([(1.0, 100.0, 8), (float("inf"), 100.0, 99)], 0),
+    ],
+)
+def test_which_of_those_waiting_goes_first(waiting: list[tuple[float, float, int]], first: int) -> None:
+    assert first_to_run(0.0, waiting) == first
