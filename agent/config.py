@@ -84,7 +84,8 @@ class Link(_Section, frozen=True, kw_only=True):
 
 class Power(_Section, frozen=True, kw_only=True):
     battery_ratio_min: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.15
-    """Below this charge (0…1) energy counts before latency; 0.15: where desktops start to save. No battery: unused."""
+    """Below this charge (0…1), while nothing charges it, energy counts before latency; 0.15: where desktops start to
+    save. No battery: unused."""
 
 
 class Emulation(_Section, frozen=True, kw_only=True):

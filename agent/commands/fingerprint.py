@@ -89,6 +89,9 @@ def _lines(device: Fingerprint) -> Iterator[tuple[str, str]]:
     if sensors.temperature_c is not None:
         throttled = {None: "", True: ", throttled now", False: ", not throttled"}[sensors.throttled]
         yield "temperature", f"{sensors.temperature_c:.0f} °C{throttled}"
+    if sensors.frequency_mhz is not None:
+        bound = "" if sensors.frequency_ratio is None else f", may rise to {sensors.frequency_ratio:.0%} of its highest"
+        yield "clock", f"{sensors.frequency_mhz:.0f} MHz{bound}"
     if sensors.battery_ratio is not None:
         yield "battery", f"{sensors.battery_ratio:.0%}{', discharging' if sensors.on_battery else ''}"
     if sensors.load_ratio is not None:

@@ -36,6 +36,8 @@ def _lines(status: Mapping[str, Any]) -> Iterator[str]:
     running = f", up {_span(uptime_s)}" if isinstance(uptime_s, int | float) else ""
     yield f"{'daemon':<10} isthmus {status.get('version', '?')}{running}"
     yield f"{'device':<10} {_device(status)}"
+    for sentence in (status.get("fingerprint") or {}).get("unusable") or ():
+        yield f"{'':<10} {sentence}"
     if condition := ", ".join(_condition(status.get("sensors") or {}, status.get("power") or {})):
         yield f"{'condition':<10} {condition}"
     if power := _power(status.get("power") or {}):
