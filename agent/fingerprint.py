@@ -36,8 +36,8 @@ _GEMM_SIDE: Final = 384
 _COPY_BYTES: Final = 32 << 20
 """Beyond the last-level cache of every device meant here."""
 
-FULL_S: Final = 16.0
-"""Of the runtime's rates, 2 s each; with the disk and eight openings it stays below 30 s on a Raspberry Pi 4."""
+FULL_S: Final = 12.0
+"""Of the runtime's rates, 1.5 s each; with the disk and eight openings it stays below 30 s on a Raspberry Pi 4."""
 FULL_TIMEOUT_S: Final = 60.0
 _DISK_BYTES: Final = 32 << 20
 _DISK_CHUNK_BYTES: Final = 1 << 20

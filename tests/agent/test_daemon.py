@@ -115,6 +115,28 @@ async def test_a_request_is_answered_and_can_be_explained(caller: Caller) -> Non
     assert why["reason"]
 
 
+async def test_a_request_on_a_raspberry_pi_4_reports_modelled_joules_everywhere(home: Path, tmp_path: Path) -> None:
+    board = configured(home, tmp_path, device="raspberry-pi-4", emulation=Emulation(slowdown=3.0))
+    async with Daemon(board) as daemon, aiohttp.ClientSession() as session:
+        caller = Caller(session, daemon)
+        await caller.until(caller.settled)
+        _, answer = await caller.infer([[0.0, 1.0, -1.0]])
+        request_id = answer["parameters"]["isthmus.request_id"]  # type: ignore[index]
+        explained: dict[str, Any] = (await caller.get(f"/v2/isthmus/explain/{request_id}"))[1]
+        status: dict[str, Any] = (await caller.get("/v2/isthmus/status"))[1]
+        async with session.get(f"{caller.base}/metrics") as page:
+            metrics = await page.text()
+    energy = explained["energy"]
+    assert not energy["measured"]
+    assert energy["source"].startswith("modelled: raspberry-pi-4")
+    # The profile: 7.2 W busy, 3 W idle, by the share of its four cores that this machine's threads would be.
+    watts = 4.2 * min(status["threads"], 4) / 4
+    assert status["power"]["compute_w"] == pytest.approx(watts)
+    assert energy["used_j"] == pytest.approx(watts * explained["measured_ms"]["whole"] / 1000, abs=1e-4)
+    assert status["models"][0]["joules"] == pytest.approx(energy["used_j"], abs=1e-4)
+    assert 'isthmus_energy_joules_total{measured="false",model="tiny"}' in metrics
+
+
 async def test_a_wanted_output_comes_alone(caller: Caller) -> None:
     _, answer = await caller.infer([[0.0, 1.0, -1.0]], outputs=[{"name": "z"}])
     assert [o["name"] for o in answer["outputs"]] == ["z"]  # type: ignore[attr-defined]
