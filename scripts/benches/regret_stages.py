@@ -19,21 +19,22 @@ from typing import Any, Final
 
 import numpy as np
 
+from agent.replay.known import Known
 from scripts.benches.regret_cells import LINKS, Cell, Subject
 from scripts.client import Answer, Client, Refused
 from scripts.lab_pair import Conditions, LabPair
 from scripts.pair import STATUS
-from split.graph.card import ModelCard, read_card
+from split.graph.card import read_card
 from split.plan.plan import LOCAL, Placement, Plan
-from split.plan.table import Column, PlanTable
+from split.plan.table import Column
 from split.profiles.contract import contract_beside, default_contract
-from split.profiles.measured import ModelProfile, read_profile
+from split.profiles.measured import read_profile
 from split.tensor import Tensors
 
 FAST: Final = Conditions(rate_mbit=200, rtt_ms=5)
 """While stages are measured."""
-RUNS: Final = 5
-SUBJECT_BUDGET_S: Final = 40.0
+RUNS: Final = 4
+SUBJECT_BUDGET_S: Final = 25.0
 """For the plans of one subject at one speed; what it does not reach is told from the first speed."""
 OPEN_TIMEOUT_S: Final = 180.0
 """For all cuts of all models at the companion; then those that are open are measured."""
@@ -77,15 +78,16 @@ class Stages:
 class Offer:
     """The plans of a subject that its contract allows."""
 
-    def __init__(self, subject: Subject, card: ModelCard, profile: ModelProfile, table: PlanTable) -> None:
+    def __init__(self, subject: Subject, known: Known) -> None:
         self.subject = subject
-        self.card, self.profile, self.table = card, profile, table
+        self.profile, self.table = known.profile, known.table
+        self.known = known
         rows = [
             row
-            for row, plan in enumerate(table.plans)
-            if table.allowed[0][row] and (plan.codec != "encoded" or subject.form == "JPEG")
+            for row, plan in enumerate(self.table.plans)
+            if self.table.allowed[0][row] and (plan.codec != "encoded" or subject.form == "JPEG")
         ]
-        self.plans: tuple[Plan, ...] = tuple(table.plans[row] for row in rows)
+        self.plans: tuple[Plan, ...] = tuple(self.table.plans[row] for row in rows)
 
     @cached_property
     def inputs(self) -> Tensors:
@@ -112,14 +114,14 @@ class Offer:
 
 def offers_of(folder: Path, subjects: Sequence[Subject]) -> dict[Subject, Offer]:
     """Of the daemon in `folder`, which has profiled all models."""
-    found: dict[str, tuple[ModelCard, ModelProfile, PlanTable]] = {}
+    found: dict[str, Known] = {}
     for place in (folder / "agent-cache" / "models").iterdir():
         card, profile = read_card(place), read_profile(place)
         assert profile is not None, place
         name = Path(card.path).parents[1].name
         contract = contract_beside(folder / "models" / name / "1" / "model.onnx") or default_contract(card)
-        found[name] = (card, profile, PlanTable.build(card, profile, contract))
-    return {subject: Offer(subject, *found[subject.model]) for subject in subjects}
+        found[name] = Known(card=card, profile=profile, contract=contract)
+    return {subject: Offer(subject, found[subject.model]) for subject in subjects}
 
 
 def fell_back(answer: Answer, plan: Plan) -> str:
@@ -150,7 +152,7 @@ def wait_until_open(pair: LabPair, offers: Mapping[Subject, Offer]) -> None:
 # -- stages -----------------------------------------------------------------------------------------------------------
 
 
-class Kept:
+class Record:
     """Measured numbers in one file, thrown away when what they depend on has changed."""
 
     def __init__(self, path: Path, depends: Mapping[str, Any]) -> None:
@@ -181,9 +183,9 @@ def _depends(offer: Offer, slowdown: float) -> dict[str, Any]:
     }
 
 
-def kept_stages(folder: Path, offer: Offer, slowdown: float) -> Kept:
+def kept_stages(folder: Path, offer: Offer, slowdown: float) -> Record:
     name = f"{offer.subject.model}-{offer.subject.form}-{slowdown:g}"
-    return Kept(folder / "stages" / f"{name}.json", _depends(offer, slowdown))
+    return Record(folder / "stages" / f"{name}.json", _depends(offer, slowdown))
 
 
 def measure_stages(pair: LabPair, folder: Path, offer: Offer, slowdown: float) -> None:
@@ -196,8 +198,12 @@ def measure_stages(pair: LabPair, folder: Path, offer: Offer, slowdown: float) -
     deadline_at_s = time.monotonic() + SUBJECT_BUDGET_S
     with pair.client() as client:
         for plan in _spread(offer.plans):
-            if time.monotonic() < deadline_at_s and (found := _measured(client, offer, plan)) is not None:
-                kept.numbers[str(plan)] = found
+            if time.monotonic() > deadline_at_s:
+                break
+            try:
+                kept.numbers[str(plan)] = _measured(client, offer, plan)
+            except Refused as error:
+                print(f"  {plan} is left out: {error}", flush=True)
     kept.keep()
 
 
@@ -208,17 +214,14 @@ def _spread(plans: Sequence[Plan]) -> list[Plan]:
     return others + [plan for start in range(5) for plan in splits[start::5]]
 
 
-def _measured(client: Client, offer: Offer, plan: Plan) -> dict[str, float] | None:
-    """Medians of its stages; None where it does not run."""
+def _measured(client: Client, offer: Offer, plan: Plan) -> dict[str, float]:
+    """Medians of its stages; Refused where it does not run."""
     answers = []
     for run in range(RUNS + 1):
         time.sleep(PAUSE_S)
-        try:
-            answer = offer.ask(client, plan)
-        except Refused:
-            return None
-        if fell_back(answer, plan):
-            return None
+        answer = offer.ask(client, plan)
+        if why := fell_back(answer, plan):
+            raise Refused(why)
         if run:  # the first one may have had to open something
             answers.append(answer)
         if answer.took_ms > 1e3 and run >= 2:
@@ -278,10 +281,10 @@ class Transfers:
         return float(self._ms[-1] + slope * (crossing_bytes - self._bytes[-1]))
 
 
-def kept_transfers(folder: Path, link: Conditions) -> Kept:
+def kept_transfers(folder: Path, link: Conditions) -> Record:
     netlab = Path(__file__).resolve().parents[1] / "netlab.c"
     depends = {"link": str(link), "netlab": hashlib.sha256(netlab.read_bytes()).hexdigest()}
-    return Kept(folder / "transfers" / f"{LINKS.index(link)}.json", depends)
+    return Record(folder / "transfers" / f"{LINKS.index(link)}.json", depends)
 
 
 def measure_transfers(pair: LabPair, folder: Path, offer: Offer, link: Conditions) -> None:
