@@ -100,8 +100,9 @@ def main() -> int:
     options = {name: value for name in ("full", "policies", "plot") if (value := getattr(arguments, name))}
     for name in options.keys() - inspect.signature(bench.run).parameters.keys():
         parser.error(f"bench {arguments.name} has no --{name}")
+    part = "quick" in inspect.signature(bench.prepare).parameters  # of the caches is enough for a quick run
     try:
-        bench.prepare()
+        bench.prepare(quick=arguments.quick) if part else bench.prepare()
         if arguments.prepare:
             return 0
         started_s = time.monotonic()

@@ -16,10 +16,20 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from scripts.benches import regret_cells as grid
 from scripts.benches import regret_plot, regret_policies
 from scripts.benches.figure import CACHE, Figure, percentile
-from scripts.benches.regret_cells import Cell, Subject
+from scripts.benches.regret_cells import (
+    ALL,
+    QUICK,
+    SUBJECTS,
+    Cell,
+    Grid,
+    Subject,
+    cells_default,
+    cells_quick,
+    in_order,
+    lay_models,
+)
 from scripts.benches.regret_oracle import AUTO, Measured, measure
 from scripts.benches.regret_stages import (
     Offer,
@@ -33,49 +43,50 @@ from scripts.benches.regret_stages import (
 )
 from scripts.lab_pair import LabPair, lab_pair
 
-FOLDER: Final = CACHE / "regret"
 LAB: Final = "regret"
-TRANSFERS_BY: Final = grid.SUBJECTS[0]
+TRANSFERS_BY: Final = SUBJECTS[0]
 """The subject whose plans measure the links: photos, from a few KB to 600."""
-CELL_S, CELL_QUICK_S = 25.0, 7.0
+CELL_S, CELL_QUICK_S = 25.0, 8.0
 WORTH: Final = 1.02
 """Splitting is worth something in a cell where the best plan without it takes so many times as long."""
 
 
-def prepare() -> None:
-    """Models laid out and profiled, stages at all speeds and transfers over all links measured: half an hour once."""
-    grid.lay_models(FOLDER / "models", list(dict.fromkeys(subject.model for subject in grid.SUBJECTS)))
-    if all(_is_ready(slowdown) for slowdown in grid.SLOWDOWNS):
-        return
-    with _pair() as pair:
-        for slowdown in grid.SLOWDOWNS:
-            _start(pair, slowdown)
+def prepare(*, quick: bool) -> None:
+    """Models laid out and profiled, stages at all speeds and transfers over all links measured: a quarter of an hour
+    once, three minutes for `quick`."""
+    for grid in (QUICK,) if quick else (QUICK, ALL):
+        lay_models(_folder(grid) / "models", grid.subjects)
+        if not _is_ready(grid):
+            with _pair(grid) as pair:
+                for slowdown in grid.slowdowns:
+                    _fill(pair, grid, slowdown)
 
 
 def run(
     *, quick: bool, full: bool = False, policies: bool = False, plot: Path | None = None
 ) -> tuple[list[Figure], list[dict[str, Any]]]:
-    offers = offers_of(FOLDER, grid.SUBJECTS)
-    sums = Sums(FOLDER, offers)
-    cells = grid.cells_quick(sums.nearness) if quick else grid.cells_default(sums.nearness)
-    if full:
-        cells = grid.every_cell()
-    measured = list(_cells(grid.in_order(cells), offers, sums, seconds=CELL_QUICK_S if quick else CELL_S))
+    grid = QUICK if quick else ALL
+    offers = offers_of(_folder(grid), grid.subjects)
+    sums = Sums(_folder(grid), offers)
+    cells = cells_quick(sums.nearness) if quick else grid.cells() if full else cells_default(sums.nearness)
+    measured = list(_cells(grid, in_order(cells), offers, sums, seconds=CELL_QUICK_S if quick else CELL_S))
     if plot is not None:
         regret_plot.draw(measured, plot)
     rivals = regret_policies.compare(measured, offers, sums) if policies else []
     return figures(measured), [*_summaries(measured), *map(_row, measured), *_by_model(measured), *rivals]
 
 
-def _cells(cells: Sequence[Cell], offers: dict[Subject, Offer], sums: Sums, *, seconds: float) -> Iterator[Measured]:
-    with _pair() as pair:
+def _cells(
+    grid: Grid, cells: Sequence[Cell], offers: dict[Subject, Offer], sums: Sums, *, seconds: float
+) -> Iterator[Measured]:
+    with _pair(grid) as pair:
         slowdown = 0.0
         for number, cell in enumerate(cells, 1):
             started_s = time.monotonic()
             if cell.slowdown != slowdown:
                 slowdown = cell.slowdown
                 pair.start_agent(slowdown=slowdown)
-                wait_until_open(pair, {cell.subject: offers[cell.subject] for cell in cells})
+                wait_until_open(pair, offers)
             found = measure(pair, cell, offers[cell.subject], sums.of(cell), seconds=seconds)
             print(
                 f"{number}/{len(cells)} {cell}: {found.chosen}, regret {found.regret:.3f}, noise {found.noise:.3f}, "
@@ -85,30 +96,35 @@ def _cells(cells: Sequence[Cell], offers: dict[Subject, Offer], sums: Sums, *, s
             yield found
 
 
+def _folder(grid: Grid) -> Path:
+    return CACHE / "regret" / grid.name
+
+
 @contextlib.contextmanager
-def _pair() -> Iterator[LabPair]:
-    with lab_pair(FOLDER, FOLDER / "models", name=LAB) as pair:
+def _pair(grid: Grid) -> Iterator[LabPair]:
+    with lab_pair(_folder(grid), _folder(grid) / "models", name=LAB) as pair:
         yield pair
 
 
-def _is_ready(slowdown: float) -> bool:
+def _is_ready(grid: Grid) -> bool:
     with contextlib.suppress(OSError, KeyError, AssertionError):
-        offers = offers_of(FOLDER, grid.SUBJECTS)
-        stages = all(kept_stages(FOLDER, offer, slowdown).numbers for offer in offers.values())
-        return stages and all(kept_transfers(FOLDER, link).numbers for link in grid.LINKS)
+        folder = _folder(grid)
+        offers = offers_of(folder, grid.subjects).values()
+        stages = [kept_stages(folder, offer, slowdown) for offer in offers for slowdown in grid.slowdowns]
+        return all(kept.numbers for kept in (*stages, *(kept_transfers(folder, link) for link in grid.links)))
     return False
 
 
-def _start(pair: LabPair, slowdown: float) -> None:
+def _fill(pair: LabPair, grid: Grid, slowdown: float) -> None:
     """The device at this speed, and what is not kept of it yet measured."""
     print(f"starting the device, {slowdown:g}× slower …", flush=True)
     pair.start_agent(slowdown=slowdown)
-    offers = offers_of(FOLDER, grid.SUBJECTS)
+    offers = offers_of(_folder(grid), grid.subjects)
     wait_until_open(pair, offers)
     for offer in offers.values():
-        measure_stages(pair, FOLDER, offer, slowdown)
-    for link in grid.LINKS:
-        measure_transfers(pair, FOLDER, offers[TRANSFERS_BY], link)
+        measure_stages(pair, _folder(grid), offer, slowdown)
+    for link in grid.links if slowdown == grid.slowdowns[-1] else ():
+        measure_transfers(pair, _folder(grid), offers[TRANSFERS_BY], link)
 
 
 # -- figures ----------------------------------------------------------------------------------------------------------

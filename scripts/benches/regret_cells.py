@@ -68,8 +68,33 @@ SLOWDOWNS: Final = (1.0, 5.0, 20.0)
 CONTESTED: Final = 1.5
 """A cell is contested where a second placement takes at most so many times as long as the best one."""
 
-ORDINARY_QUICK, CONTESTED_QUICK, SLOWDOWN_QUICK = 2, 2, 5.0
-MODELS_QUICK: Final = ("efficientnet-lite0",)
+ORDINARY_QUICK, CONTESTED_QUICK = 2, 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """What one daemon has to be prepared for: it serves the models of these subjects and no other."""
+
+    name: str
+    subjects: tuple[Subject, ...]
+    links: tuple[Conditions, ...]
+    slowdowns: tuple[float, ...]
+    """Ascending."""
+
+    def cells(self) -> list[Cell]:
+        return [
+            Cell(subject=subject, link=link, slowdown=slowdown)
+            for slowdown, subject, link in itertools.product(self.slowdowns, self.subjects, self.links)
+        ]
+
+
+ALL: Final = Grid(name="all", subjects=SUBJECTS, links=LINKS, slowdowns=SLOWDOWNS)
+QUICK: Final = Grid(
+    name="quick",
+    subjects=tuple(subject for subject in SUBJECTS if subject.model == "efficientnet-lite0"),
+    links=tuple(link for link in LINKS if link.rate_mbit >= 10),  # fifty seconds are no time for slow ones
+    slowdowns=(5.0,),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +111,6 @@ Nearness = Callable[[Cell], float]
 """Second-best placement over the best, by the sums of stages."""
 
 
-def every_cell(subjects: Sequence[Subject] = SUBJECTS) -> list[Cell]:
-    return [
-        Cell(subject=subject, link=link, slowdown=slowdown)
-        for slowdown, subject, link in itertools.product(SLOWDOWNS, subjects, LINKS)
-    ]
-
-
 def cells_default(nearness: Nearness) -> list[Cell]:
     """One for each subject and speed: half of them where that subject's placements come closest, which is where it is
     easy to be wrong; the others walk through the links whatever they hold."""
@@ -105,13 +123,8 @@ def cells_default(nearness: Nearness) -> list[Cell]:
 
 
 def cells_quick(nearness: Nearness) -> list[Cell]:
-    """Four of one model at one speed: those where its placements come closest, and two that are far from it."""
-    subjects = [subject for subject in SUBJECTS if subject.model in MODELS_QUICK]
-    fast = [link for link in LINKS if link.rate_mbit >= 10]  # fifty seconds are no time for slow ones
-    cells = [
-        Cell(subject=subject, link=link, slowdown=SLOWDOWN_QUICK) for subject, link in itertools.product(subjects, fast)
-    ]
-    cells.sort(key=nearness)
+    """Four: those where the placements come closest, and those where they are farthest apart."""
+    cells = sorted(QUICK.cells(), key=nearness)
     return cells[:CONTESTED_QUICK] + cells[-ORDINARY_QUICK:]
 
 
@@ -120,12 +133,12 @@ def in_order(cells: Sequence[Cell]) -> list[Cell]:
     return sorted(cells, key=lambda cell: (cell.slowdown, LINKS.index(cell.link), SUBJECTS.index(cell.subject)))
 
 
-def lay_models(folder: Path, names: Sequence[str]) -> None:
-    """The models of the subjects as a repository in `folder`; Unavailable when one cannot be had.
+def lay_models(folder: Path, subjects: Sequence[Subject]) -> None:
+    """The models of these subjects as a repository in `folder`; Unavailable when one cannot be had.
 
     Contracts lose their behaviour: latency alone counts here, and no deadline ends a slow plan.
     """
-    for name in names:
+    for name in dict.fromkeys(subject.model for subject in subjects):
         source = models.lay_in_repository(name)
         for file in source.rglob("*"):
             if file.is_file():
