@@ -55,7 +55,7 @@ def prepare(*, quick: bool) -> None:
     """Models laid out and profiled, stages at all speeds and transfers over all links measured: a quarter of an hour
     once, three minutes for `quick`."""
     for grid in (QUICK,) if quick else (QUICK, ALL):
-        lay_models(_folder(grid) / "models", grid.subjects)
+        lay_models(folder_of(grid) / "models", grid.subjects)
         if not _is_ready(grid):
             with _pair(grid) as pair:
                 for slowdown in grid.slowdowns:
@@ -66,8 +66,8 @@ def run(
     *, quick: bool, full: bool = False, policies: bool = False, plot: Path | None = None
 ) -> tuple[list[Figure], list[dict[str, Any]]]:
     grid = QUICK if quick else ALL
-    offers = offers_of(_folder(grid), grid.subjects)
-    sums = Sums(_folder(grid), offers)
+    offers = offers_of(folder_of(grid), grid.subjects)
+    sums = Sums(folder_of(grid), offers)
     cells = cells_quick(sums.nearness) if quick else grid.cells() if full else cells_default(sums.nearness)
     measured = list(_cells(grid, in_order(cells), offers, sums, seconds=CELL_QUICK_S if quick else CELL_S))
     if plot is not None:
@@ -96,19 +96,20 @@ def _cells(
             yield found
 
 
-def _folder(grid: Grid) -> Path:
+def folder_of(grid: Grid) -> Path:
+    """Of its daemon and companion, and of what was measured with them."""
     return CACHE / "regret" / grid.name
 
 
 @contextlib.contextmanager
 def _pair(grid: Grid) -> Iterator[LabPair]:
-    with lab_pair(_folder(grid), _folder(grid) / "models", name=LAB) as pair:
+    with lab_pair(folder_of(grid), folder_of(grid) / "models", name=LAB) as pair:
         yield pair
 
 
 def _is_ready(grid: Grid) -> bool:
     with contextlib.suppress(OSError, KeyError, AssertionError):
-        folder = _folder(grid)
+        folder = folder_of(grid)
         offers = offers_of(folder, grid.subjects).values()
         stages = [kept_stages(folder, offer, slowdown) for offer in offers for slowdown in grid.slowdowns]
         return all(kept.numbers for kept in (*stages, *(kept_transfers(folder, link) for link in grid.links)))
@@ -119,12 +120,12 @@ def _fill(pair: LabPair, grid: Grid, slowdown: float) -> None:
     """The device at this speed, and what is not kept of it yet measured."""
     print(f"starting the device, {slowdown:g}× slower …", flush=True)
     pair.start_agent(slowdown=slowdown)
-    offers = offers_of(_folder(grid), grid.subjects)
+    offers = offers_of(folder_of(grid), grid.subjects)
     wait_until_open(pair, offers)
     for offer in offers.values():
-        measure_stages(pair, _folder(grid), offer, slowdown)
+        measure_stages(pair, folder_of(grid), offer, slowdown)
     for link in grid.links if slowdown == grid.slowdowns[-1] else ():
-        measure_transfers(pair, _folder(grid), offers[TRANSFERS_BY], link)
+        measure_transfers(pair, folder_of(grid), offers[TRANSFERS_BY], link)
 
 
 # -- figures ----------------------------------------------------------------------------------------------------------

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from agent.commands.chart import INK, MUTED, Canvas
-from scripts.benches.regret_cells import LINKS, SLOWDOWNS, SUBJECTS
+from scripts.benches.regret_cells import LINKS, SLOWDOWNS, SUBJECTS, Cell
 from scripts.benches.regret_oracle import Measured
 
 LEFT, TOP = 260, 96
@@ -22,24 +23,25 @@ _BLANK: Final = "#f4f5f7"
 
 def draw(measured: Sequence[Measured], path: Path) -> None:
     """One box a cell with its regret and the placement that was chosen (`·`: contested); blank where nothing was
-    measured. OSError when it cannot be written."""
-    rows = [(slowdown, subject) for slowdown in SLOWDOWNS for subject in SUBJECTS]
-    height = TOP + len(rows) * HIGH + (len(SLOWDOWNS) - 1) * GAP + 40
-    canvas = Canvas(max(LEFT + WIDE * len(LINKS), 640) + 20, height)
+    measured, no row at all where nothing was in it. OSError when it cannot be written."""
+    found = {one.cell: one for one in measured}
+    speeds = [slowdown for slowdown in SLOWDOWNS if any(cell.slowdown == slowdown for cell in found)]
+    subjects = [subject for subject in SUBJECTS if any(cell.subject == subject for cell in found)]
+    rows = list(itertools.product(speeds, subjects))
+    height = TOP + len(rows) * HIGH + (len(speeds) - 1) * GAP + 40
+    canvas = Canvas(LEFT + WIDE * len(LINKS) + 20, height)
     canvas.text((LEFT, 28), "latency of the chosen plan / latency of the best plan", size=17, anchor="ls")
     for column, link in enumerate(LINKS):
         rate, _, rest = str(link).partition(", ")
         x = LEFT + (column + 0.5) * WIDE
         canvas.text((x, TOP - 30), rate, size=12, anchor="mm")
         canvas.text((x, TOP - 14), rest, size=11, colour=MUTED, anchor="mm")
-    found = {one.cell: one for one in measured}
     for row, (slowdown, subject) in enumerate(rows):
-        top = TOP + row * HIGH + SLOWDOWNS.index(slowdown) * GAP
+        top = TOP + row * HIGH + speeds.index(slowdown) * GAP
         label = f"{subject}, {slowdown:g}x"
         canvas.text((LEFT - 10, top + HIGH / 2), label, size=11.5, anchor="rm")
         for column, link in enumerate(LINKS):
-            cell = next((c for c in found if (c.slowdown, c.subject, c.link) == (slowdown, subject, link)), None)
-            _box(canvas, LEFT + column * WIDE, top, None if cell is None else found[cell])
+            _box(canvas, LEFT + column * WIDE, top, found.get(Cell(subject=subject, link=link, slowdown=slowdown)))
     note = "times slower than this machine; · a second placement within 1.5 times"
     canvas.text((LEFT, height - 16), note, size=11, colour=MUTED, anchor="ls")
     canvas.save(path)

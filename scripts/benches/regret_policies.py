@@ -9,12 +9,12 @@ as `auto`'s is not.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from agent.replay import world as replay
-from agent.replay.policies.fixed import Fixed, Local, Offload
-from agent.replay.policies.two_way import TwoWay
+from agent.replay.policies.field import FIELD
+from agent.replay.policies.fixed import Fixed
 from agent.replay.simulate import simulate
 from scripts.benches.figure import percentile
 from scripts.benches.regret_cells import Cell, Subject
@@ -29,6 +29,9 @@ JITTER: Final = 0.05
 """Relative scatter of a stage: about what a quiet machine shows."""
 APART: Final = 3.0
 """Requests are so many times the slowest plan apart: none waits for another."""
+
+OURS: Final = ("ours", "oracle")
+"""Of the simulator's policies: both ran for real here."""
 
 
 class Costs:
@@ -56,21 +59,13 @@ def compare(measured: Sequence[Measured], offers: Mapping[Subject, Offer], sums:
         _row("isthmus", [one.regret for one in measured], 0.0),
         _row("isthmus auto", [one.auto_regret for one in measured], 0.0),
     ]
-    for make in _rivals(costs, worlds):
-        charged = [_charged(make(), worlds[cell], costs[cell]) for cell in costs]
-        rows.append(_row(make().name, [ratio for ratio, _ in charged], statistics.fmean(share for _, share in charged)))
-    return sorted(rows, key=lambda row: float(row["mean_regret"]))
-
-
-def _rivals(costs: Mapping[Cell, Costs], worlds: Mapping[Cell, replay.World]) -> list[Callable[[], replay.Policy]]:
+    known = {str(cell.subject): offers[cell.subject].known for cell in costs}
     static = best_static(costs, worlds)
-    return [
-        Local,
-        lambda: Offload("raw"),
-        lambda: Offload("encoded"),
-        TwoWay,
-        lambda: Fixed("best static plan", static),
-    ]
+    field = {name: make for name, make in FIELD.items() if name not in OURS}
+    for name, make in {**field, "best static plan": lambda *_: Fixed("best static plan", static)}.items():
+        charged = [_charged(make(world, known), world, costs[cell]) for cell, world in worlds.items()]
+        rows.append(_row(name, [ratio for ratio, _ in charged], statistics.fmean(share for _, share in charged)))
+    return sorted(rows, key=lambda row: float(row["mean_regret"]))
 
 
 def best_static(costs: Mapping[Cell, Costs], worlds: Mapping[Cell, replay.World]) -> dict[str, Plan]:

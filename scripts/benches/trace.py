@@ -25,6 +25,7 @@ from agent.replay.world import Arrival, Fate, Moment, Outcome, Stages, World
 from scripts.benches import regret, trace_plot
 from scripts.benches.figure import Figure
 from scripts.benches.regret_cells import LINKS, SUBJECTS, Cell
+from scripts.benches.regret_cells import QUICK as PREPARED
 from scripts.benches.regret_stages import PAUSE_S, Offer, Sums, offers_of, wait_until_open
 from scripts.benches.trace_course import driven
 from scripts.client import Answer, Client, Refused
@@ -32,6 +33,7 @@ from scripts.lab_pair import Conditions, LabPair, lab_pair
 from split.plan.plan import LOCAL, Placement, Plan
 
 LAB: Final = "trace"
+FOLDER: Final = regret.folder_of(PREPARED)
 SUBJECT: Final = SUBJECTS[0]
 SLOWDOWN: Final = 5.0
 """At it the trace's links lead through places where local, a split and offload are best."""
@@ -102,16 +104,16 @@ class Ran:
 
 def prepare() -> None:
     """The stages that `regret` measures."""
-    regret.prepare()
+    regret.prepare(quick=True)
 
 
 def run(*, quick: bool, plot: Path | None = None) -> tuple[list[Figure], list[dict[str, Any]]]:
-    offers = offers_of(regret.FOLDER, [SUBJECT])
+    offers = offers_of(FOLDER, [SUBJECT])
     offer, scale = offers[SUBJECT], SCALE_QUICK if quick else SCALE
-    replay = Replay(offer, Sums(regret.FOLDER, offers))
+    replay = Replay(offer, Sums(FOLDER, offers))
     names = QUICK if quick else tuple(traces.TRACES)
     ran: list[Ran] = []
-    with lab_pair(regret.FOLDER, regret.FOLDER / "models", name=LAB) as pair:
+    with lab_pair(FOLDER, FOLDER / "models", name=LAB) as pair:
         pair.start_agent(slowdown=SLOWDOWN)
         wait_until_open(pair, offers)
         for name in names:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from scripts.benches import regret
+from scripts.benches import regret, regret_plot, regret_policies
 from scripts.benches.regret_cells import LINKS, SLOWDOWNS, SUBJECTS, Cell, cells_default
 from scripts.benches.regret_oracle import AGAIN, AUTO, Measured
+from scripts.benches.regret_plot import GAP, HIGH
 from scripts.benches.regret_stages import Transfers, best_of_placements
 from split.ids import CutId
 from split.plan.plan import LOCAL, Placement, Plan
@@ -94,3 +97,23 @@ def test_the_default_cells_are_one_for_each_subject_and_speed_and_leave_no_link_
     pairs = [(cell.slowdown, cell.subject) for cell in cells]
     assert pairs == list(itertools.product(SLOWDOWNS, SUBJECTS))
     assert {cell.link for cell in cells} == set(LINKS)
+
+
+def test_the_heat_map_has_a_row_for_each_subject_and_speed_that_was_measured(tmp_path: Path) -> None:
+    same = {str(LOCAL): [10.0] * 4, str(SPLIT): [12.0] * 4, AGAIN: [10.0] * 4, AUTO: [10.0] * 4}
+    regret_plot.draw([measured(same)], tmp_path / "one.png")
+    two = [measured(same), measured(same)]
+    two[1].cell = Cell(subject=SUBJECTS[1], link=LINKS[2], slowdown=20.0)
+    regret_plot.draw(two, tmp_path / "two.png")
+    heights = []
+    for name in ("one.png", "two.png"):
+        with Image.open(tmp_path / name) as picture:
+            heights.append(picture.height)
+    assert heights[1] - heights[0] == 3 * HIGH + GAP  # two subjects at two speeds, where there was one at one
+
+
+def test_a_policy_is_charged_what_its_plan_took_or_its_sum_at_the_level_of_the_oracle() -> None:
+    one = measured({str(LOCAL): [20.0] * 4, AGAIN: [20.0] * 4, AUTO: [20.0] * 4})
+    costs = regret_policies.Costs(one)
+    assert costs.of(LOCAL) == (20.0, False)
+    assert costs.of(SPLIT) == (24.0, True)  # its sum of 12, where local took 20 and not 10
