@@ -207,6 +207,8 @@ _HOLDS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
 }
 """Path → whether a service whose contract says `found` keeps what `wanted` asks for."""
 
+_SHARES: Final = tuple(path for path in _HOLDS if path.startswith("behaviour.weights."))
+
 
 def _words(contract: Contract, stated: Stated) -> Iterator[Field]:
     wanted, default = _shares(_plain(contract)), _shares(_plain(Contract()))
@@ -244,7 +246,9 @@ def _word(
     if not ok and path == "resource.accelerators":
         mend = "run the service on a host that has one of these, or add to the contract where it runs"
     elif not ok:
-        mend = _set_there(path, wanted)
+        mend = (
+            _set_there(path, wanted) if path not in _SHARES else "weigh there as here: only the ratio of weights counts"
+        )
     return Field(path=path, ok=ok, wanted=wanted, found=found, mend=mend)
 
 
@@ -292,7 +296,7 @@ def _measurable(
 
 
 def _set_there(path: str, wanted: object) -> str:
-    return f"set {path} to {_shown(wanted)} in the contract.yaml of the service and load the model again"
+    return f"set {path} to {shown(wanted)} in the contract.yaml of the service and load the model again"
 
 
 # -- data -----------------------------------------------------------------------------------------------------------
@@ -334,6 +338,16 @@ def _list(value: object, *keys: str) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """As one would write it in YAML."""
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    match value:
+        case str():
+            return value
+        case float():
+            return f"{value:g}"
+        case Mapping():
+            return f"{{{', '.join(f'{key}: {shown(one)}' for key, one in value.items())}}}"
+        case list() | tuple():
+            return f"[{', '.join(map(shown, value))}]"
+        case _:
+            return msgspec.json.encode(value).decode()

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from agent.commands.conformance import Field, Measured, Metadata, Stated, Tensor, hold, hold_signature
+from agent.commands.conformance import Field, Measured, Metadata, Stated, Tensor, hold, hold_signature, shown
 from agent.commands.options import service_url
 from agent.http_client import DaemonClient, DaemonRefused, DaemonUnreachable
 from split.errors import ConfigError, InvalidModel, RemoteProtocolError
@@ -228,11 +228,5 @@ def _lines(fields: Sequence[Field]) -> Iterator[str]:
 
 
 def _cell(value: object) -> str:
-    if value is None:
-        return "–"
-    text = value if isinstance(value, str) else f"{value:.6g}" if isinstance(value, float) else _json(value)
+    text = "–" if value is None else shown(value)
     return text if len(text) <= _CELL else f"{text[: _CELL - 1]}…"
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)

@@ -142,8 +142,9 @@ data:
             "data.fidelity.measure",
             "data.fidelity.bound",
         }
+        assert rows["data.fidelity.bound"]["mend"].startswith("set data.fidelity.bound to 0.001 in the contract.yaml")
         assert rows["data.outputs[0].labels"]["found"] == "3 labels, others from line 2 on"
-        assert rows["data.codecs"]["mend"].startswith('set data.codecs to ["raw"] in the contract.yaml of the service')
+        assert rows["data.codecs"]["mend"].startswith("set data.codecs to [raw] in the contract.yaml of the service")
 
         looser = tmp_path / "looser.yaml"
         looser.write_text("model: tiny\nbehaviour: {class: gold, weights: {latency: 1, energy: 1}}\n")

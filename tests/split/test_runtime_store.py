@@ -412,3 +412,18 @@ def test_a_segment_that_was_opened_in_its_own_thread_goes_with_its_last_holder(t
     store.forget(a)
     assert gone() is None
     store.close()
+
+
+def test_what_another_engine_is_said_to_open_it_opens_until_the_place_is_forgotten(tmp_path: Path) -> None:
+    usual, other = CountingEngine(), CountingEngine()
+    store = SegmentStore(usual, threads=1, budget_bytes=1000)
+    (tmp_path / "model").mkdir()
+    head, tail = files(tmp_path / "model", {"c.head.onnx": 10, "c.tail.onnx": 10})
+    [whole] = files(tmp_path, {"whole.onnx": 10})
+    store.use([tmp_path / "model"], other)
+    for path in (head, tail, whole):
+        store.get(path)
+    assert (usual.opened, other.opened) == (["whole.onnx"], ["c.head.onnx", "c.tail.onnx"])
+    store.forget(tmp_path / "model")
+    store.get(head)
+    assert "c.head.onnx" in usual.opened
