@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -37,7 +37,8 @@ _COPY_BYTES: Final = 32 << 20
 """Beyond the last-level cache of every device meant here."""
 
 FULL_S: Final = 12.0
-"""Of the runtime's rates, 1.5 s each; with the disk and eight openings it stays below 30 s on a Raspberry Pi 4."""
+"""Of the runtime's rates, 1.5 s each. With the quick one, the child's start and 32 MB at an SD card's 10 MB/s, written
+and read, that makes some 25 s on a slow board."""
 FULL_TIMEOUT_S: Final = 60.0
 _DISK_BYTES: Final = 32 << 20
 _DISK_CHUNK_BYTES: Final = 1 << 20
@@ -101,16 +102,26 @@ class Fingerprint(Machine, frozen=True, kw_only=True):
 def take_fingerprint(root: Path = Path("/"), *, speed_test_s: float = SPEED_TEST_S) -> Fingerprint:
     """Look at the device below `root` and measure the machine this runs on; about 2 × `speed_test_s` seconds."""
     return Fingerprint(
-        **msgspec.structs.asdict(read_machine(root)),
-        kernel=_text(root / "proc/sys/kernel/osrelease") or platform.release(),
-        system=_system(root),
-        accelerators=seen_accelerators(root),
+        **_facts(root),
         runtime=OrtEngine().name,
         providers=usable_providers(),
         gemm_gflops=_gemm_gflops(speed_test_s),
         memory_gb_per_s=_memory_gb_per_s(speed_test_s),
-        sensors=read_sensors(root),
     )
+
+
+def refreshed(fingerprint: Fingerprint, root: Path = Path("/")) -> Fingerprint:
+    """The same measurements with all that is read, not measured, as it is now."""
+    return msgspec.structs.replace(fingerprint, **_facts(root))
+
+
+def _facts(root: Path) -> dict[str, Any]:
+    return msgspec.structs.asdict(read_machine(root)) | {
+        "kernel": _text(root / "proc/sys/kernel/osrelease") or platform.release(),
+        "system": _system(root),
+        "accelerators": seen_accelerators(root),
+        "sensors": read_sensors(root),
+    }
 
 
 def take_full(

@@ -1,7 +1,7 @@
 """A fingerprint is kept in the state folder and taken again when what it depends on has changed.
 
-`fingerprint_key` names what that is, part by part, so that a reason can be given. The sensors in a kept fingerprint are
-of then; whoever shows it reads them anew.
+`fingerprint_key` names what that is, part by part, so that a reason can be given. The facts and sensors in a kept
+fingerprint are of then; `kept` reads them anew.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from agent.fingerprint import Fingerprint
+from agent.fingerprint import Fingerprint, refreshed, seen_accelerators
 from split.runtime.machine import Machine
 from split.runtime.segment import OrtEngine
 
@@ -38,6 +38,7 @@ def fingerprint_key(machine: Machine, root: Path = Path("/"), *, runtime: str = 
         "governor": ", ".join(machine.governors),
         "highest clock": ", ".join(sorted({_text(policy) for policy in policies})),
         "online cores": _text(root / "sys/devices/system/cpu/online") or str(machine.cores),
+        "accelerators": ", ".join(seen_accelerators(root)),
         "quota": f"{machine.quota_cores}, {machine.threads} threads",
     }
 
@@ -54,8 +55,8 @@ def keep(fingerprint: Fingerprint, key: Mapping[str, str], folder: Path) -> str:
     return ""
 
 
-def kept(key: Mapping[str, str], folder: Path) -> tuple[Fingerprint | None, str]:
-    """The one that holds for `key`, or None and why there is none, as a clause."""
+def kept(key: Mapping[str, str], folder: Path, root: Path = Path("/")) -> tuple[Fingerprint | None, str]:
+    """The one that holds for `key`, with its facts and sensors as they are now; or None and why, as a clause."""
     try:
         found = msgspec.json.decode((folder / FILE).read_bytes(), type=_Kept)
     except FileNotFoundError:
@@ -65,7 +66,7 @@ def kept(key: Mapping[str, str], folder: Path) -> tuple[Fingerprint | None, str]
     changed = [part for part in key if found.key.get(part) != key[part]]
     if changed:
         return None, f"changed since the last one: {', '.join(changed)}"
-    return found.fingerprint, ""
+    return refreshed(found.fingerprint, root), ""
 
 
 def _text(path: Path) -> str:

@@ -46,7 +46,7 @@ class Fingerprinting:
         if not self._idle():
             return
         key = await asyncio.to_thread(fingerprint_key, self._machine, self._root)
-        found, why = await asyncio.to_thread(kept, key, self._folder)
+        found, why = await asyncio.to_thread(kept, key, self._folder, self._root)
         if found is None:
             found = await asyncio.to_thread(take_fingerprint, self._root, speed_test_s=SPEED_TEST_S)
             note = await asyncio.to_thread(keep, found, key, self._folder)

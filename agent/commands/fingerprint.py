@@ -12,7 +12,6 @@ import msgspec
 from agent.commands.profile import add_cache_argument, cache_folder, progress_bar, state_folder
 from agent.fingerprint import Fingerprint, take_fingerprint, take_full
 from agent.fingerprint_file import fingerprint_key, keep, kept
-from agent.sensors import read_sensors
 from split.profiles.rates import KINDS, Rate
 from split.runtime.machine import read_machine
 
@@ -44,7 +43,7 @@ def known_fingerprint(args: argparse.Namespace, *, full: bool = False, again: bo
     folder, key = state_folder(args), fingerprint_key(read_machine())
     found, why = kept(key, folder)
     if found is not None and not again and not (full and found.rates is None):
-        return msgspec.structs.replace(found, sensors=read_sensors())
+        return found
     print(
         f"measuring this device: {why or ('asked to' if again else 'the full one was not taken yet')}", file=sys.stderr
     )

@@ -76,7 +76,7 @@ class PowerModel:
             receive_w=radio.base_w + radio.receive_w_per_mbit_s * min(down_mbit_s, RATE_MAX_MBIT_S),
             wait_w=radio.wait_w,
             measured=self.measured,
-            source=self.source,
+            source=f"{self.source}; the radio is modelled" if self.measured else self.source,
         )
 
 

@@ -45,6 +45,7 @@ def taken(tmp_path: Path) -> Fingerprint:
         ("hardware", {"proc/meminfo": "MemTotal: 7884372 kB\n"}),
         ("governor", {f"{CPU}/cpu0/cpufreq/scaling_governor": "performance\n"}),
         ("highest clock", {f"{CPU}/cpu0/cpufreq/scaling_max_freq": "1000000\n"}),
+        ("accelerators", {"dev/apex_0": ""}),
         ("online cores", {f"{CPU}/online": "0-2\n"}),
         (
             "quota",
@@ -57,7 +58,7 @@ def test_a_change_of_one_thing_has_it_taken_again_and_is_named(
 ) -> None:
     root = pi(tmp_path)
     assert keep(taken, key_of(root), tmp_path) == ""
-    assert kept(key_of(root), tmp_path) == (taken, "")
+    assert kept(key_of(root), tmp_path, root) == (taken, "")
     boards.lay_out(root, files)
     assert kept(key_of(root), tmp_path) == (None, f"changed since the last one: {part}")
 
@@ -80,7 +81,10 @@ def test_heat_load_and_charge_change_nothing(tmp_path: Path, taken: Fingerprint)
             f"{CPU}/cpu0/cpufreq/scaling_cur_freq": "1800000\n",
         },
     )
-    assert kept(key_of(root), tmp_path)[0] == taken
+    found, _ = kept(key_of(root), tmp_path, root)
+    assert found is not None
+    assert found.gemm_gflops == taken.gemm_gflops
+    assert (taken.sensors.temperature_c, found.sensors.temperature_c) == (None, 79.0)
 
 
 def test_none_and_a_damaged_one_are_said_apart(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_sending_over_lte_draws_what_the_paper_says() -> None:
     assert power.send_w == pytest.approx(3.47999)
     assert power.receive_w == pytest.approx(1.96365)
     assert power.wait_w == pytest.approx(1.06)
-    assert (power.compute_w, power.measured, power.source) == (3.0, True, "x")
+    assert (power.compute_w, power.measured, power.source) == (3.0, True, "x; the radio is modelled")
 
 
 def test_beyond_what_was_measured_the_radio_draws_no_more() -> None:
