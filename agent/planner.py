@@ -488,6 +488,7 @@ class Planner:
             "local_only_reason": self._why_local(model),
             "cuts_not_open": dict(model.cuts_not_open),
             "self_difference": model.profile.self_difference,
+            "tried": {} if model.explorer is None else model.explorer.as_mapping(),
         }
 
     # -- inside -------------------------------------------------------------------------------------------------------

@@ -12,12 +12,12 @@ sending in the uplink; this file only says in which order, and what happens when
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable
 from typing import Any, Final
 
 from agent.afterwards import Afterwards
 from agent.compute import Compute, Job
+from agent.hedges import Hedge, Hedges
 from agent.intake import InferenceRequest
 from agent.journal import Journal, Outcome, answered_entry
 from agent.lateness import Lateness
@@ -29,9 +29,8 @@ from agent.uplink import Uplink
 from agent.waiting import Asked, RemoteReply
 from split.errors import DeadlineExceeded, EngineFailed, IsthmusError, ModelUnavailable, UnknownModel
 from split.ids import OFFLOAD_CUT, CutId
-from split.plan.hedging import HEDGING, REPLY_STAGES, Replies, hedge_after_ms
 from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate
-from split.plan.slack import MARGIN_MS, reserved_ms
+from split.plan.slack import reserved_ms
 from split.runtime.engine import Segment
 from split.tensor import Tensors
 from split.wire.messages import Infer, Priority
@@ -59,9 +58,7 @@ class Serve:
         self._journal = journal
         self._afterwards = Afterwards()
         self._shadowing = Shadowing(planner=planner, compute=compute, lateness=lateness, journal=journal)
-        self._replies = Replies()
-        self._turns_ms: dict[str, float] = {}
-        """By request that waits for the companion: how much longer one behind it waits."""
+        self._hedges = Hedges()
 
     def settle_books(self) -> None:
         """Before journal or planner are read: what was answered until now is in them."""
@@ -157,8 +154,12 @@ class Serve:
                 return await self._remotely(
                     request, decision, prepared, await self._reply(request, decision, asked.reply)
                 )
-            with request.model.way_out(prepared.cut):
-                return await self._first_answer(request, decision, prepared, asked)
+            finish_ms = self._finish_ms(request, prepared)
+            with (
+                request.model.way_out(prepared.cut),
+                self._hedges.hedge(request, decision, finish_ms=finish_ms, now_s=_now()) as hedge,
+            ):
+                return await self._first_answer(request, decision, prepared, asked, hedge)
         finally:
             self._uplink.abandon(request.id)
 
@@ -245,41 +246,34 @@ class Serve:
             wait_s = min(wait_s, timeout_ms / 1000)
         await asyncio.wait((remote,), timeout=max(wait_s, 0.0))
         if not remote.done():
-            raise DeadlineExceeded(
-                f"{self._silence(request, decision, decision.chosen.risk_ms)}, and fallback.strategy is fail"
-            )
+            overdue_at_s = request.received_at_s + decision.chosen.risk_ms / 1000
+            raise DeadlineExceeded(f"{self._silence(request, decision, overdue_at_s)}, and fallback.strategy is fail")
         return remote.result()
 
     async def _first_answer(
-        self, request: InferenceRequest, decision: Decision, prepared: Prepared, asked: Asked
+        self,
+        request: InferenceRequest,
+        decision: Decision,
+        prepared: Prepared,
+        asked: Asked,
+        hedge: Hedge,
     ) -> Outcome:
         """The companion's reply if it comes in time; otherwise whichever of it and the local finish is first. A
         connection that is lost begins the finish, and beside it the uplink may send the request again."""
-        sent_at_s, finish_ms = _now(), self._finish_ms(request, prepared)
-        stages_ms = decision.chosen.stages_ms
-        # The deviation is that of the whole prediction, whose device stages are over: a little too large.
-        sigma_ms = decision.chosen.sigma_ms
-        expected_ms = sum(stages_ms[stage] for stage in REPLY_STAGES) + sum(self._turns_ms.values())
-        self._turns_ms[request.id] = max(stages_ms[stage] for stage in REPLY_STAGES)
-        hedge_ms = self._hedge_after_ms(request, expected_ms, sigma_ms, finish_ms)
-        # A reply that is later than the answer of a hedge would be says something about the companion.
-        overdue_ms = decision.chosen.risk_ms
-        if hedge_ms < math.inf:
-            overdue_ms = max(overdue_ms, _since_ms(request) + hedge_ms + finish_ms)
         late = self._lateness.watch(
             request.id,
             deadline_at_s=request.deadline_at_s,
-            local_ms=finish_ms,
+            local_ms=hedge.finish_ms,
             timeout_ms=request.model.contract.behaviour.fallback.timeout_ms,
             begin=lambda: self._begin(request, prepared),
-            hedge_after_ms=hedge_ms,
+            hedge_after_ms=hedge.after_ms,
         )
         remote = asked.reply
         local: asyncio.Future[Outcome] | None = None
         try:
             await asyncio.wait((remote, asked.lost, late), return_when=asyncio.FIRST_COMPLETED)
             if not _succeeded(remote):
-                why = self._why_here(request, decision, asked, overdue_ms)
+                why = self._why_here(request, decision, asked, hedge)
                 self._lateness.hurry(request.id)
                 asked.here_at_s = _now() + self._compute.queue_ms / 1000
                 local = asyncio.ensure_future(self._locally(request, decision, prepared, fallback=why, begun=late))
@@ -287,48 +281,32 @@ class Serve:
                     running = [one for one in (local, remote) if not one.done()]
                     await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             if local is None or _succeeded(remote):
-                self._replies.came((_now() - sent_at_s) * 1000, expected_ms, sigma_ms)
+                hedge.came(_now())
                 return await self._remotely(request, decision, prepared, remote.result())
-            self._replies.overtaken((_now() - sent_at_s) * 1000, expected_ms, sigma_ms)
+            hedge.overtaken(_now())
             if not (remote.done() or asked.lost.done()):
-                self._blame(request, overdue_ms)
+                self._blame(hedge.overdue_at_s)
             return local.result()
         finally:
-            del self._turns_ms[request.id]
             self._lateness.forget(request.id)
             if local is not None:
                 local.cancel()
             if not late.cancelled() and late.exception() is None:
                 late.result().cancel()
 
-    def _hedge_after_ms(
-        self, request: InferenceRequest, expected_ms: float, sigma_ms: float, finish_ms: float
-    ) -> float:
-        """When, from now on, the finish begins though it need not yet: the request's bytes have just left."""
-        behaviour = request.model.contract.behaviour
-        return hedge_after_ms(
-            self._replies,
-            HEDGING[behaviour.service_class],
-            expected_ms=expected_ms,
-            sigma_ms=sigma_ms,
-            finish_ms=finish_ms,
-            late_after_ms=(request.deadline_at_s - _now()) * 1000 - MARGIN_MS,
-            may_gain_time=behaviour.weights.energy <= behaviour.weights.latency,
-        )
-
-    def _why_here(self, request: InferenceRequest, decision: Decision, asked: Asked, overdue_ms: float) -> str:
+    def _why_here(self, request: InferenceRequest, decision: Decision, asked: Asked, hedge: Hedge) -> str:
         if asked.lost.done():
             return asked.lost.result()
-        return str(asked.reply.exception()) if asked.reply.done() else self._silence(request, decision, overdue_ms)
+        if asked.reply.done():
+            return str(asked.reply.exception())
+        return self._silence(request, decision, hedge.overdue_at_s)
 
-    def _blame(self, request: InferenceRequest, overdue_ms: float) -> None:
-        """There is no reply. Only one that is overdue says something about the companion: a device may be early, too,
-        because it is busy, or because it is not."""
-        if _since_ms(request) >= overdue_ms:
+    def _blame(self, overdue_at_s: float) -> None:
+        if _now() >= overdue_at_s:
             self._uplink.suspect()
 
-    def _silence(self, request: InferenceRequest, decision: Decision, overdue_ms: float) -> str:
-        self._blame(request, overdue_ms)
+    def _silence(self, request: InferenceRequest, decision: Decision, overdue_at_s: float) -> str:
+        self._blame(overdue_at_s)
         return f"no reply from the companion in time for {decision.chosen.plan} (after {_since_ms(request):.0f} ms)"
 
     def _begin(self, request: InferenceRequest, prepared: Prepared) -> Job[Finished]:

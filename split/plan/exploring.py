@@ -15,7 +15,7 @@ values, no requests: what must not be explored (`decide.py`, the planner) does n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -162,6 +162,11 @@ class Explorer:
         self._noise2 = max(self._noise2, NOISE_MIN * NOISE_MIN)
         means = self._means()
         self._ratio = np.exp(means) if np.abs(means).max() > FELT else None
+
+    def as_mapping(self) -> Mapping[str, float]:
+        """For `isthmus status`: what trying was expected to cost, and its share of the latency of all requests."""
+        share = self.spent_ms / self.earned_ms if self.earned_ms > 0.0 else 0.0
+        return {"cost_ms": round(self.spent_ms, 3), "share": round(share, 5)}
 
     def _earn(self, best_ms: float) -> None:
         if math.isnan(self._saved_ms):

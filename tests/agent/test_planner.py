@@ -646,7 +646,8 @@ def requests(planner: Planner, count: int, facts: RequestFacts = TENSOR) -> list
 
 
 def test_a_companion_that_is_not_worth_it_is_tried_now_and_then_and_the_reason_says_so() -> None:
-    decisions = requests(slow_companion(), 120)
+    planner = slow_companion()
+    decisions = requests(planner, 120)
     tried = [number for number, one in enumerate(decisions) if one.tried]
     assert tried == [49, 99]  # each fiftieth
     decision = decisions[49]
@@ -656,6 +657,10 @@ def test_a_companion_that_is_not_worth_it_is_tried_now_and_then_and_the_reason_s
     assert f"{over_ms:.1f} ms over the best" in decision.reason
     assert decisions[50].chosen.plan == LOCAL  # what is tried is no incumbent: the next one is compared as before
     assert "gains too little" not in decisions[50].reason
+    over_ms += decisions[99].chosen.predicted_ms - 100.0
+    account = planner.snapshot(10.0)["models"]["m"]["tried"]
+    assert account["cost_ms"] == pytest.approx(over_ms, rel=0.01)
+    assert account["share"] == pytest.approx(over_ms / 12_000.0, rel=0.02)
 
 
 @pytest.mark.parametrize(
