@@ -6,7 +6,7 @@ Row 0 is local. What was not measured is not in the table (no cost) or not allow
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Final
@@ -176,10 +176,13 @@ class PlanTable:
         return found
 
     @staticmethod
-    def build(card: ModelCard, profile: ModelProfile, contract: Contract) -> PlanTable:
+    def build(
+        card: ModelCard, profile: ModelProfile, contract: Contract, accelerators: Sequence[str] = ("cpu",)
+    ) -> PlanTable:
         """All measured plans of `card`, in the order local, splits in topological order, offloads.
 
-        The profile must be the card's (same digest); its codecs need not be the contract's.
+        The profile must be the card's (same digest); its codecs need not be the contract's. `accelerators`: what this
+        device's engine runs models on, in the contract's words.
         """
         assert card.digest == profile.digest, (card.digest, profile.digest)
         costs_of = {cut.cut: cut for cut in profile.cuts}
@@ -234,7 +237,8 @@ class PlanTable:
         raw = next((codec for codec in profile.input_codecs if codec.codec == "raw"), None)
         reply_ms_per_byte = raw.decode_ms / raw.bytes if raw is not None and raw.bytes > 0 else 0.0
         reasons = tuple(
-            tuple(_why_not(row, max(level, contract_level), private, contract) for row in rows) for level in range(3)
+            tuple(_why_not(row, max(level, contract_level), private, contract, accelerators) for row in rows)
+            for level in range(3)
         )
         assert len(reasons) == 3
         behaviour = contract.behaviour
@@ -290,9 +294,11 @@ class _Row:
         return self.codec.fidelity.get(contract.data.fidelity.measure)
 
 
-def _why_not(row: _Row, level: int, private: set[str], contract: Contract) -> str:
+def _why_not(row: _Row, level: int, private: set[str], contract: Contract, accelerators: Sequence[str]) -> str:
     """The first constraint of the contract that forbids this plan at this privacy level; "" when none does."""
-    codec = row.plan.codec
+    codec, usable = row.plan.codec, contract.resource.accelerators
+    if row.plan.placement is not Placement.OFFLOAD and not set(usable) & set(accelerators):
+        return f"resource.accelerators is {', '.join(usable)}: this device runs models on {', '.join(accelerators)}"
     if codec is None:
         return ""
     if level == 2:
