@@ -28,6 +28,8 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 PROGRAMS: Final = Path(sys.executable).parent
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 10.0
+PROFILE_TIMEOUT_S: Final = 300.0
+"""Until all models are measured, which takes a minute each at most."""
 STATUS: Final = "/v2/isthmus/status"
 
 
@@ -140,7 +142,13 @@ class Pair:
 
     # -- the device ---------------------------------------------------------------------------------------------------
 
-    def start_agent(self, *, slowdown: float, on_progress: Callable[[str, float], None] | None = None) -> None:
+    def start_agent(
+        self,
+        *,
+        slowdown: float,
+        on_progress: Callable[[str, float], None] | None = None,
+        timeout_s: float = PROFILE_TIMEOUT_S,
+    ) -> None:
         """(Re)start the device with this emulated speed; gives back when its models are profiled. NotStarted.
 
         `on_progress(what, ratio)` is called while models are prepared and profiled (the first time only).
@@ -162,7 +170,7 @@ class Pair:
         path.write_text(yaml.safe_dump(config))
         self._start("agent", [str(PROGRAMS / "isthmus"), "agent", "--config", str(path)])
         with self.client() as client:
-            self._wait("agent", lambda: self._profiled(client, on_progress), timeout_s=300.0)
+            self._wait("agent", lambda: self._profiled(client, on_progress), timeout_s=timeout_s)
 
     def stop_agent(self) -> None:
         """SIGTERM, and wait until it has ended."""

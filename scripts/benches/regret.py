@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import StatisticsError
 from typing import Any, Final
 
 from scripts.benches import regret_plot, regret_policies
@@ -41,7 +42,10 @@ from scripts.benches.regret_stages import (
     offers_of,
     wait_until_open,
 )
+from scripts.client import Refused
 from scripts.lab_pair import LabPair, lab_pair
+from scripts.models import Unavailable
+from scripts.pair import PROFILE_TIMEOUT_S
 
 LAB: Final = "regret"
 TRANSFERS_BY: Final = SUBJECTS[0]
@@ -69,16 +73,18 @@ def run(
     offers = offers_of(folder_of(grid), grid.subjects)
     sums = Sums(folder_of(grid), offers)
     cells = cells_quick(sums.nearness) if quick else grid.cells() if full else cells_default(sums.nearness)
-    measured = list(_cells(grid, in_order(cells), offers, sums, seconds=CELL_QUICK_S if quick else CELL_S))
+    measured, failed = _cells(grid, in_order(cells), offers, sums, seconds=CELL_QUICK_S if quick else CELL_S)
     if plot is not None:
         regret_plot.draw(measured, plot)
     rivals = regret_policies.compare(measured, offers, sums) if policies else []
-    return figures(measured), [*_summaries(measured), *map(_row, measured), *_by_model(measured), *rivals]
+    return figures(measured), [*_summaries(measured), *map(_row, measured), *failed, *_by_model(measured), *rivals]
 
 
 def _cells(
     grid: Grid, cells: Sequence[Cell], offers: dict[Subject, Offer], sums: Sums, *, seconds: float
-) -> Iterator[Measured]:
+) -> tuple[list[Measured], list[dict[str, Any]]]:
+    """What was measured, and a row for each cell that could not be."""
+    measured, failed = [], []
     with _pair(grid) as pair:
         slowdown = 0.0
         for number, cell in enumerate(cells, 1):
@@ -87,13 +93,19 @@ def _cells(
                 slowdown = cell.slowdown
                 pair.start_agent(slowdown=slowdown)
                 wait_until_open(pair, offers)
-            found = measure(pair, cell, offers[cell.subject], sums.of(cell), seconds=seconds)
-            print(
-                f"{number}/{len(cells)} {cell}: {found.chosen}, regret {found.regret:.3f}, noise {found.noise:.3f}, "
-                f"{time.monotonic() - started_s:.0f} s",
-                flush=True,
-            )
-            yield found
+            try:
+                found = measure(pair, cell, offers[cell.subject], sums.of(cell), seconds=seconds)
+                said = f"{found.chosen}, regret {found.regret:.3f}, noise {found.noise:.3f}"
+                measured.append(found)
+            except (Refused, OSError, StatisticsError) as error:
+                said = f"not measured: {error}"
+                failed.append(
+                    {"model": str(cell.subject), "link": str(cell.link), "slowdown": slowdown, "failed": said}
+                )
+            print(f"{number}/{len(cells)} {cell}: {said}, {time.monotonic() - started_s:.0f} s", flush=True)
+    if not measured:
+        raise Unavailable(f"no cell could be measured; the last one was {said}")
+    return measured, failed
 
 
 def folder_of(grid: Grid) -> Path:
@@ -119,7 +131,7 @@ def _is_ready(grid: Grid) -> bool:
 def _fill(pair: LabPair, grid: Grid, slowdown: float) -> None:
     """The device at this speed, and what is not kept of it yet measured."""
     print(f"starting the device, {slowdown:g}× slower …", flush=True)
-    pair.start_agent(slowdown=slowdown)
+    pair.start_agent(slowdown=slowdown, timeout_s=PROFILE_TIMEOUT_S * len(grid.subjects))
     offers = offers_of(folder_of(grid), grid.subjects)
     wait_until_open(pair, offers)
     for offer in offers.values():
@@ -142,7 +154,7 @@ def figures(measured: Sequence[Measured]) -> list[Figure]:
 def _values(measured: Sequence[Measured]) -> dict[str, tuple[float, float, int]]:
     """Figure → (value, noise: the same of one plan run twice, cells)."""
     contested = [one for one in measured if one.contested]
-    errors = [error for one in measured for error in one.stage_errors.values()]
+    errors = [error for one in measured for error in one.stage_errors.values()] or [1.0]  # nothing told is not met
 
     def over(cells: Sequence[Measured], of: Callable[[list[float]], float]) -> tuple[float, float, int]:
         if not cells:

@@ -126,7 +126,7 @@ class Measured:
 
 
 def measure(pair: LabPair, cell: Cell, offer: Offer, sums_ms: Mapping[Plan, float], *, seconds: float) -> Measured:
-    """Within about so many seconds, as many turns as they hold."""
+    """Within about so many seconds, as many turns as they hold. Refused, or OSError, where nothing is to be had."""
     pair.condition(cell.link)
     ends_at_s = time.monotonic() + seconds
     with pair.client() as client:
@@ -135,7 +135,9 @@ def measure(pair: LabPair, cell: Cell, offer: Offer, sums_ms: Mapping[Plan, floa
         found = Measured(cell=cell, chosen=chosen, learned=learned, ms={}, sums_ms=sums_ms)
         running, turn_s = _first_look(client, offer, pool, found)
         autos = _turns(client, offer, running, found, _turn_count(ends_at_s - time.monotonic(), turn_s))
-        _leave_out_failed(found)
+        leave_out_failed(found)
+        if AUTO not in found.ms:
+            raise Refused(f"auto was refused: {found.excluded[AUTO]}")
         _explain(client, autos, found)
         bulk = client.get("/v2/isthmus/status")["companion"]["connections"]
         found.congestion_control = str(bulk[-1]["congestion_control"]) if bulk else ""
@@ -182,14 +184,16 @@ def _first_look(client: Client, offer: Offer, pool: Sequence[Plan], found: Measu
     least_ms = min(found.sums_ms.values())
     for plan in sorted(pool, key=lambda plan: found.sums_ms.get(plan, 0.0)):
         modelled = found.sums_ms.get(plan, 0.0)
-        if looks and modelled > HOPELESS**2 * min(looks.values()) and modelled > HOPELESS**2 * least_ms:
+        if looks and modelled > max(SLOW_MS, HOPELESS**2 * least_ms, HOPELESS**2 * min(looks.values())):
             found.excluded[str(plan)] = f"hopeless: {modelled:.0f} ms by the sums"
             continue
-        took_ms, why = _look(client, offer, plan)
+        took_ms, why = _look(client, offer, plan, HOPELESS**2 * min(looks.values(), default=math.inf))
         if took_ms < math.inf:
             looks[plan] = took_ms
         else:
             found.excluded[str(plan)] = why
+    if not looks:
+        raise Refused(f"no plan ran: {found.excluded}")
     best_ms = min(looks.values())
     running = []
     for plan, took_ms in looks.items():
@@ -201,8 +205,8 @@ def _first_look(client: Client, offer: Offer, pool: Sequence[Plan], found: Measu
     return running, (sum(looks[plan] for plan in running) + 2 * chosen_ms) / 1e3 + (len(running) + 2) * PAUSE_S
 
 
-def _look(client: Client, offer: Offer, plan: Plan) -> tuple[float, str]:
-    """ms at best, or inf and why another plan ran in its place each time."""
+def _look(client: Client, offer: Offer, plan: Plan, hopeless_ms: float) -> tuple[float, str]:
+    """ms at best, or inf and why another plan ran in its place each time; once for what is slow or hopeless."""
     best_ms, why = math.inf, ""
     for _ in range(LOOKS):
         time.sleep(PAUSE_S)
@@ -214,7 +218,7 @@ def _look(client: Client, offer: Offer, plan: Plan) -> tuple[float, str]:
         best_ms = min(best_ms, math.inf if why else answer.took_ms)
         if why:
             time.sleep(FORGIVEN_S)
-        elif answer.took_ms > SLOW_MS:
+        elif answer.took_ms > min(SLOW_MS, hopeless_ms):
             break
     return best_ms, why
 
@@ -236,7 +240,12 @@ def _turns(client: Client, offer: Offer, running: Sequence[Plan], found: Measure
         for name in names:
             plan = work[name]
             time.sleep(PAUSE_S)
-            answer = offer.ask_auto(client) if plan is None else offer.ask(client, plan)
+            try:
+                answer = offer.ask_auto(client) if plan is None else offer.ask(client, plan)
+            except Refused as error:
+                found.ms[name].append(None)
+                found.excluded[name] = str(error)
+                continue
             if plan is None:
                 autos.append(answer)
                 found.auto_plans[answer.plan + (" after a fallback" if answer.fallback else "")] += 1
@@ -247,7 +256,7 @@ def _turns(client: Client, offer: Offer, running: Sequence[Plan], found: Measure
     return autos
 
 
-def _leave_out_failed(found: Measured) -> None:
+def leave_out_failed(found: Measured) -> None:
     """Plans that fell back too often are no plans one could have had; a single time is only said."""
     for name in list(found.ms):
         taken = found.ms[name]

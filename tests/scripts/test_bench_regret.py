@@ -10,7 +10,7 @@ from PIL import Image
 
 from scripts.benches import regret, regret_plot, regret_policies
 from scripts.benches.regret_cells import LINKS, SLOWDOWNS, SUBJECTS, Cell, cells_default
-from scripts.benches.regret_oracle import AGAIN, AUTO, Measured
+from scripts.benches.regret_oracle import AGAIN, AUTO, Measured, leave_out_failed
 from scripts.benches.regret_plot import GAP, HIGH
 from scripts.benches.regret_stages import Transfers, best_of_placements
 from split.ids import CutId
@@ -117,3 +117,13 @@ def test_a_policy_is_charged_what_its_plan_took_or_its_sum_at_the_level_of_the_o
     costs = regret_policies.Costs(one)
     assert costs.of(LOCAL) == (20.0, False)
     assert costs.of(SPLIT) == (24.0, True)  # its sum of 12, where local took 20 and not 10
+
+
+def test_a_plan_that_fell_back_in_one_of_many_turns_takes_part_and_one_that_did_in_every_second_does_not() -> None:
+    once: list[float | None] = [10.0] * 7 + [None]
+    often: list[float | None] = [10.0, None] * 4
+    one = measured({str(LOCAL): once, str(SPLIT): often, AUTO: [10.0] * 8})
+    one.excluded = {str(LOCAL): "late", str(SPLIT): "late"}
+    leave_out_failed(one)
+    assert one.plans() == [str(LOCAL)]
+    assert one.excluded == {str(LOCAL): "1 of 8 turns left out: late", str(SPLIT): "late"}
