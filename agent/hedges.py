@@ -4,7 +4,7 @@ what `split/plan/hedging.py` is told of requests, and learns of replies. `agent/
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -46,7 +46,8 @@ class Hedge:
 class Hedges:
     """Lives as long as the daemon."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, battery_low: Callable[[], bool]) -> None:
+        self._battery_low = battery_low
         self._replies = Replies()
         self._turns_ms: dict[str, float] = {}
         """By request that waits for the companion: how much longer one behind it waits."""
@@ -65,7 +66,7 @@ class Hedges:
             sigma_ms=chosen.sigma_ms,  # of the whole prediction, whose device stages are over: a little too large
             finish_ms=finish_ms,
             late_after_ms=(request.deadline_at_s - now_s) * 1000 - MARGIN_MS,
-            may_gain_time=behaviour.weights.energy <= behaviour.weights.latency,
+            may_gain_time=behaviour.weights.energy <= behaviour.weights.latency and not self._battery_low(),
         )
         overdue_at_s = request.received_at_s + chosen.risk_ms / 1000
         if after_ms < math.inf:

@@ -278,6 +278,11 @@ class Planner:
         """Why this model runs on the device only at this moment; "" when the companion may be used."""
         return self._why_local(self._model(name))
 
+    @property
+    def battery_low(self) -> bool:
+        """Whether no energy is to be spent on being faster."""
+        return self._battery_low()
+
     # -- the companion ------------------------------------------------------------------------------------------------
 
     def connected(self, *, max_message_bytes: int, ahead_bytes: Callable[[], int] = lambda: 0, way: str = "") -> None:

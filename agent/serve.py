@@ -58,7 +58,7 @@ class Serve:
         self._journal = journal
         self._afterwards = Afterwards()
         self._shadowing = Shadowing(planner=planner, compute=compute, lateness=lateness, journal=journal)
-        self._hedges = Hedges()
+        self._hedges = Hedges(battery_low=lambda: planner.battery_low)
 
     def settle_books(self) -> None:
         """Before journal or planner are read: what was answered until now is in them."""

@@ -505,11 +505,15 @@ def test_an_overdue_reply_that_comes_first_all_the_same_is_the_one_answer(tmp_pa
     run_in_virtual_time(story())
 
 
-def test_the_objective_that_counts_energy_most_does_nothing_twice_to_be_faster(tmp_path: Path) -> None:
-    contract = Contract(behaviour=Behaviour(weights=Weights(latency=1.0, energy=2.0)))
+@pytest.mark.parametrize(("energy", "battery_low"), [(2.0, False), (0.0, True)])
+def test_where_energy_counts_most_or_is_short_nothing_is_done_twice_to_be_faster(
+    tmp_path: Path, energy: float, battery_low: bool
+) -> None:
+    contract = Contract(behaviour=Behaviour(weights=Weights(latency=1.0, energy=energy)))
 
     async def story() -> None:
         async with Lab(tmp_path, behave=says_nothing, contract=contract) as lab:
+            lab.planner._battery_low = lambda: battery_low
             outcome = await lab.ask(deadline_ms=1000.0)
             assert outcome.total_ms == pytest.approx(1000.0 - 8.0 - 3.0 - 45.0, abs=0.5)
 

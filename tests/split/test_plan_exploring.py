@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from split.plan.exploring import UNHEARD_REQUESTS, Explorer
 from split.plan.observation import Flags, Floats
@@ -149,3 +151,28 @@ def test_the_reason_says_what_for_and_what_it_costs() -> None:
     assert explored.row == 1
     assert explored.cost_ms == pytest.approx(30.0)
     assert explored.why.startswith("to see whether it is as slow as predicted, 30.0 ms over the best")
+
+
+@given(
+    values=st.lists(st.floats(1.0, 1000.0), min_size=2, max_size=12),
+    seed=st.integers(0, 2**16),
+    forbidden=st.integers(0, 2**12 - 1),
+)
+@settings(max_examples=200)
+def test_nothing_is_run_that_may_not_and_never_for_more_than_there_is(
+    values: list[float], seed: int, forbidden: int
+) -> None:
+    value_ms = np.array(values)
+    fits = np.array([not forbidden >> row & 1 for row in range(len(values))])
+    random = np.random.default_rng(seed)
+    explorer = Explorer(remote(len(values)), seed=seed)
+    earned_ms, spent_ms = 0.0, 0.0
+    first = int(np.where(fits, value_ms, np.inf).argmin())
+    for number in range(60):
+        explored = explorer.choose(first, value_ms, lambda: fits)
+        row = first if explored is None else explored.row
+        assert row == first or fits[row]
+        earned_ms += value_ms[first]
+        spent_ms += 0.0 if explored is None else explored.cost_ms
+        assert spent_ms <= 0.01 * earned_ms + 0.5 * value_ms[first] + 1e-6
+        explorer.observe(row if number % 2 else int(random.integers(len(values))), random.uniform(1.0, 2000.0), 100.0)
