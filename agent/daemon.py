@@ -116,6 +116,9 @@ class Daemon:
             power=lambda: watch.power,
             battery_low=lambda: watch.battery_low,
         )
+        watch.on_sensors = lambda read: planner.observe_sensors(
+            throttled=read.throttled, frequency_ratio=read.frequency_ratio
+        )
         journal = Journal(planner.power)
         recorder = Recorder(
             knows=planner.known,

@@ -42,6 +42,11 @@ FAR: Final = 100.0
 """A request that is expected to take so many times more or less than the profiled one teaches nothing about that: an
 error of the prediction would be taken for one of the device, for all sizes."""
 
+CLOCK_CHANGE: Final = 0.05
+"""A clock that changed by less (relative) shows no more than runs scatter."""
+CLOCK_SIGMA: Final = 0.5
+"""How well a change of the clock tells the change of speed, relative: memory keeps its own."""
+
 RECENT_CUTS: Final = 2
 """To be kept open: the one in use, and the one before it, to which a link that changes to and fro leads back."""
 
@@ -156,6 +161,8 @@ class Planner:
         self._slowdown = slowdown
         self._probing = Probing(probe_bytes_per_hour)
         self._heard_at_s = -math.inf
+        self._clock: tuple[bool | None, float | None] = (None, None)
+        """Whether the device is throttled, and what its clock may rise to / its highest."""
         self._models: dict[str, _Model] = {}
         self._link = Links()
         self._queue = CloudQueue()
@@ -439,6 +446,22 @@ class Planner:
             case _:
                 raise AssertionError(f"stage {stage!r} is no device stage that is learned")
 
+    def observe_sensors(self, *, throttled: bool | None, frequency_ratio: float | None) -> None:
+        """What the device's sensors say now, as `Sensors` has it. None: not known here.
+
+        A throttle that begins or ends, or another clock, means that the device's speed is another one: the next two
+        runs teach it. (The temperature says nothing by itself: what is hot and not throttled runs as before.)
+        """
+        was_throttled, was_ratio = self._clock
+        self._clock = (throttled, frequency_ratio)
+        factor = 1.0
+        if frequency_ratio and was_ratio:
+            factor = was_ratio / frequency_ratio
+        flipped = throttled is not None and was_throttled is not None and throttled != was_throttled
+        if flipped or abs(math.log(factor)) > CLOCK_CHANGE:
+            for model in self._models.values():
+                model.edge.unsettle(CLOCK_SIGMA, factor=factor)
+
     def observe_total(self, name: str, plan: Plan, measured_ms: float, predicted_ms: float) -> None:
         """A request that ran as this plan took so long in all."""
         model = self._models.get(name)
@@ -534,6 +557,8 @@ class Planner:
 
     def _observation(self, model: _Model, edge_queue_ms: float, now_s: float) -> Observation:
         why_not = self._why_local(model)
+        model.edge.rest(now_s)
+        model.cloud.rest(now_s)
         remote, power = None if why_not else self._remote(model, now_s), self._power_model()
         return Observation(
             edge_queue_ms=edge_queue_ms,

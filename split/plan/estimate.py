@@ -52,9 +52,13 @@ class ChangeDetector:
 
 
 class Drift:
-    """Kalman filter on log(measured / expected) as a slow random walk.
+    """Kalman filter on log(measured / expected) as a slow random walk, and on what a pause adds to it.
 
     Starts at ratio 1 with `prior_sigma` (relative). Not for stages that run zero times: expected must be positive.
+
+    Between measurements it returns to what is usual (an Ornstein–Uhlenbeck process, so that it does not matter how
+    often somebody looks): whatever made the last runs slow has probably passed. Whoever asks at points of time says so
+    by `rest`; without that, time stands still.
     """
 
     NOISE: Final = 0.05
@@ -63,45 +67,106 @@ class Drift:
     """Scatter that does not shrink with the stage: thread wake-up and timer."""
     WALK: Final = 0.02
     """Relative change of speed from one request to the next (heat, frequency)."""
+    RETURN_S: Final = 30.0
+    """Time constant of the return: most busy neighbours are gone by then. Of one that is not, a run or two in so long
+    tell again."""
+    USUAL_GAIN: Final = 0.02
+    """Usual is the average of about the last fifty."""
+    PAUSE_FROM_S: Final = 0.1
+    PAUSE_S: Final = 1.0
+    """A pause of so long has its whole effect (caches taken by others, clocks down), a shorter one in proportion."""
+    PAUSE_SIGMA: Final = 0.1
+    """What a pause may add, relative, before any was seen: 0 until there is evidence."""
+    PAUSE_MAX: Final = math.log(2.0)
 
-    __slots__ = ("_detector", "_log", "_prior_variance", "_variance", "count")
+    __slots__ = (
+        "_across",
+        "_asked_at_s",
+        "_detector",
+        "_log",
+        "_pause",
+        "_pause_variance",
+        "_paused",
+        "_prior_variance",
+        "_ran_at_s",
+        "_usual",
+        "_variance",
+        "count",
+    )
 
     def __init__(self, *, prior_sigma: float = 0.1) -> None:
         self._detector = ChangeDetector()
-        self._log = 0.0
+        self._log = self._usual = 0.0
         self._prior_variance = prior_sigma * prior_sigma
         self._variance = self._prior_variance
+        self._pause = 0.0
+        """What a whole pause adds to the logarithm."""
+        self._pause_variance, self._across = self.PAUSE_SIGMA**2, 0.0
+        """Its variance, and its covariance with the logarithm."""
+        self._paused = 0.0
+        """How much of a pause there was before now, 0…1."""
+        self._asked_at_s = self._ran_at_s = math.inf
         self.count = 0
 
     @property
     def ratio(self) -> float:
-        return math.exp(self._log)
+        """Of a run now."""
+        return math.exp(self._log + self._paused * self._pause)
 
     @property
     def sigma(self) -> float:
         """Relative standard deviation of the next measurement around `ratio`."""
-        return math.sqrt(self._variance + self.NOISE * self.NOISE)
+        return math.sqrt(self._spread() + self.NOISE * self.NOISE)
+
+    def rest(self, now_s: float) -> None:
+        """It is `now_s`, and a run may follow: what was measured last has aged, and there may have been a pause."""
+        since_s = now_s - self._asked_at_s
+        if since_s > 0.0 and self.count:
+            left = math.exp(-since_s / self.RETURN_S)
+            self._log = self._usual + (self._log - self._usual) * left
+            self._variance = self._prior_variance + (self._variance - self._prior_variance) * left * left
+            self._across *= left
+        self._asked_at_s = now_s
+        self._paused = min(max((now_s - self._ran_at_s - self.PAUSE_FROM_S) / self.PAUSE_S, 0.0), 1.0)
+
+    def unsettle(self, sigma: float, *, factor: float = 1.0) -> None:
+        """It is known that the speed changed, probably by `factor`: two measurements teach it anew."""
+        self._log += math.log(factor)
+        self._variance, self._across = max(self._variance, sigma * sigma), 0.0
 
     def observe(self, measured_ms: float, expected_ms: float) -> None:
         """Learn from one measured stage; `expected_ms` is what ratio 1 would have taken."""
         if expected_ms <= 0.0:
             return
+        paused = self._paused
         # A measurement below the timer's resolution says "fast", not "infinitely fast".
-        innovation = math.log(max(measured_ms, 1e-3) / expected_ms) - self._log
+        innovation = math.log(max(measured_ms, 1e-3) / expected_ms) - self._log - paused * self._pause
         noise = self.NOISE + self.FLOOR_MS / expected_ms
         self._variance += self.WALK * self.WALK
-        total = self._variance + noise * noise
+        total = self._spread() + noise * noise
         normalised = innovation / math.sqrt(total)
         if self._detector.changed(normalised):
-            self._variance = max(self._prior_variance, innovation * innovation)
-            total = self._variance + noise * noise
+            self._variance, self._across = max(self._prior_variance, innovation * innovation), 0.0
+            total = self._spread() + noise * noise
         else:
             limit = ChangeDetector.CLIP * math.sqrt(total)
             innovation = min(max(innovation, -limit), limit)
-        gain = self._variance / total
-        self._log += gain * innovation
-        self._variance *= 1.0 - gain
+        with_log = self._variance + paused * self._across
+        with_pause = self._across + paused * self._pause_variance
+        self._log += with_log / total * innovation
+        self._pause = min(max(self._pause + with_pause / total * innovation, 0.0), self.PAUSE_MAX)
+        self._variance -= with_log * with_log / total
+        self._across -= with_log * with_pause / total
+        self._pause_variance -= with_pause * with_pause / total
         self.count += 1
+        self._usual += max(1.0 / self.count, self.USUAL_GAIN) * (self._log - self._usual)
+        self._paused = 0.0
+        if self._asked_at_s < math.inf:
+            self._ran_at_s = self._asked_at_s + measured_ms / 1000.0
+
+    def _spread(self) -> float:
+        """Variance of the logarithm of the next run's ratio."""
+        return self._variance + self._paused * (2.0 * self._across + self._paused * self._pause_variance)
 
 
 class Residual:

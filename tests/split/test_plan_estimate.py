@@ -100,3 +100,91 @@ def test_an_estimate_is_corrected_at_once_and_proven_after_three_observations() 
     for _ in range(30):
         estimated.observe(12.0, 10.0)
     assert estimated.ratio == pytest.approx(1.2, rel=0.001)
+
+
+def run(drift: Drift, rng: np.random.Generator, ratio: float, at_s: float) -> None:
+    """One run of a stage of 40 ms at `at_s`, 3 % scatter."""
+    drift.rest(at_s)
+    drift.observe(40.0 * ratio * float(np.exp(rng.normal(0, 0.03))), 40.0)
+
+
+def test_what_was_slow_for_a_while_is_expected_as_usual_some_minutes_later() -> None:
+    rng = np.random.default_rng(5)
+    drift = Drift()
+    for n in range(200):
+        run(drift, rng, 1.0, n * 0.2)
+    for n in range(10):
+        run(drift, rng, 3.0, 40.0 + n * 0.2)
+    drift.rest(42.0)
+    busy, narrow = drift.ratio, drift.sigma
+    assert busy == pytest.approx(3.0, rel=0.1)
+    drift.rest(43.0)
+    assert drift.ratio == pytest.approx(busy, rel=0.05)  # a second later it is still busy
+    drift.rest(42.0 + Drift.RETURN_S)
+    # The logarithm has e⁻¹ of the way left; usual has taken in a tenth of the busy spell.
+    assert drift.ratio == pytest.approx(3.0 ** (1 / np.e), rel=0.15)
+    drift.rest(42.0 + 10 * Drift.RETURN_S)
+    assert drift.ratio == pytest.approx(1.0, rel=0.25)
+    assert drift.sigma > 1.3 * narrow
+    run(drift, rng, 1.0, 700.0)
+    run(drift, rng, 1.0, 700.2)
+    assert drift.ratio == pytest.approx(1.0, rel=0.1)
+
+
+def test_it_does_not_matter_how_often_somebody_asks_while_nothing_runs() -> None:
+    rng = np.random.default_rng(6)
+    often, once = Drift(), Drift()
+    for n in range(30):
+        for drift in (often, once):
+            drift.rest(n * 0.2)
+            drift.observe(40.0 if n < 20 else 90.0, 40.0)
+    for at_s in np.sort(rng.uniform(6.0, 60.0, 50)).tolist():
+        often.rest(at_s)
+    for drift in (often, once):
+        drift.rest(60.0)
+    assert often.ratio == pytest.approx(once.ratio)
+    assert often.sigma == pytest.approx(once.sigma)
+
+
+def test_a_device_that_is_always_slower_than_profiled_is_not_taken_for_faster_after_a_pause() -> None:
+    rng = np.random.default_rng(7)
+    drift = Drift()
+    for n in range(60):
+        run(drift, rng, 1.6, n * 120.0)
+    drift.rest(60 * 120.0)
+    assert drift.ratio == pytest.approx(1.6, rel=0.05)
+
+
+def test_what_a_pause_costs_is_told_apart_from_what_the_device_is() -> None:
+    """Every fourth run comes after two seconds of nothing and takes 25 % longer."""
+    rng = np.random.default_rng(8)
+    drift, now_s = Drift(), 0.0
+    for n in range(80):
+        after_a_pause = n % 4 == 0
+        now_s += 2.0 if after_a_pause else 0.05
+        run(drift, rng, 1.25 * 1.1 if after_a_pause and n else 1.1, now_s)
+    drift.rest(now_s + 0.05)
+    assert drift.ratio == pytest.approx(1.1, rel=0.05)
+    drift.rest(now_s + 2.0)
+    assert drift.ratio == pytest.approx(1.1 * 1.25, rel=0.07)
+
+
+def test_without_evidence_a_pause_costs_nothing() -> None:
+    rng = np.random.default_rng(9)
+    drift, now_s = Drift(), 0.0
+    for n in range(80):
+        now_s += 2.0 if n % 4 == 0 else 0.05
+        run(drift, rng, 1.0, now_s)
+    drift.rest(now_s + 3.0)
+    assert drift.ratio == pytest.approx(1.0, rel=0.04)
+
+
+def test_a_change_that_is_announced_is_learned_by_two_runs() -> None:
+    rng = np.random.default_rng(10)
+    drift = Drift()
+    for _ in range(50):
+        drift.observe(40.0 * float(np.exp(rng.normal(0, 0.03))), 40.0)
+    drift.unsettle(0.5)
+    for _ in range(2):
+        drift.observe(72.0 * float(np.exp(rng.normal(0, 0.03))), 40.0)
+    assert drift.ratio == pytest.approx(1.8, rel=0.06)
