@@ -75,8 +75,9 @@ class Drift:
     PAUSE_FROM_S: Final = 0.1
     PAUSE_S: Final = 1.0
     """A pause of so long has its whole effect (caches taken by others, clocks down), a shorter one in proportion."""
-    PAUSE_SIGMA: Final = 0.1
-    """What a pause may add, relative, before any was seen: 0 until there is evidence."""
+    PAUSE_SIGMA: Final = 0.04
+    """What a pause may add, relative, before any was seen: less than one run scatters, so that it stays 0 until many
+    agree."""
     PAUSE_MAX: Final = math.log(2.0)
 
     __slots__ = (

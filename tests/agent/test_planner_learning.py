@@ -109,11 +109,12 @@ class Worker:
         chosen = choose_at(self.planner, self.queue_ms(), self.now_s)
         self.remote.append(chosen.plan != LOCAL)
         if chosen.plan != LOCAL:
+            waited_ms = max(self.free_at_s - self.now_s, 0.0) * 1000  # encoding has its turn on the worker
             ms = 150.0 * float(np.exp(self.rng.normal(0, 0.03)))
             self.planner.observe_transfer(50_000, 40, ms - 10.0, self.now_s)
             self.planner.observe_cloud("m", chosen.plan, 0.0, 10.0)
-            self.errors.append(chosen.predicted_ms / ms - 1.0)
-            return self.now_s + ms / 1000
+            self.errors.append(chosen.predicted_ms / (waited_ms + ms) - 1.0)
+            return self.now_s + (waited_ms + ms) / 1000
         run_s = 0.1 * self.slow * float(np.exp(self.rng.normal(0, 0.03)))
         self.free_at_s = max(self.free_at_s, self.now_s) + run_s
         self.expected_s.append((self.free_at_s, chosen.stages_ms["head"] / 1000))
