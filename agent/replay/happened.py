@@ -54,7 +54,7 @@ class Happened:
     @property
     def as_chosen(self) -> bool:
         """Whether what was measured is that of the plan chosen, as one piece."""
-        return self.ran == self.chosen and not self.request.fallback and self.request.parts == 1
+        return self.ran == self.chosen and not self.gave_up and self.request.parts == 1
 
     @property
     def stages_ms(self) -> dict[str, float]:
@@ -64,22 +64,6 @@ class Happened:
     def payload_bytes(self, up_bytes: int) -> int:
         """What went up, of a plan that sends `up_bytes` of tensors."""
         return self.request.encoded_bytes if self.chosen.codec == "encoded" else up_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Spans:
-    """When the parts of a request were, seconds, and how long, milliseconds."""
-
-    starts_s: float
-    """The worker begins."""
-    device_ms: float
-    """Picture, head, encoding; of a local answer all that is no waiting."""
-    sends_s: float
-    network_ms: float
-    """All of the rest that nothing else accounts for."""
-    there_s: float
-    """The companion begins."""
-    cloud_ms: float
 
 
 def happened_in(record: Record) -> list[Happened]:
@@ -109,34 +93,10 @@ def plans_of(table: Table) -> list[Plan]:
     return [_plan(costs.plan) for costs in table.plans]
 
 
-def spans_of(one: Happened, cloud_ms: float) -> Spans:
-    """`cloud_ms`: what the companion needs for it, where it has not said so."""
-    ms, total_ms = one.stages_ms, one.request.total_ms
-    before_ms = ms["queue"] + ms["activate"]
-    device_ms = ms["image"] + ms["head"] + ms["encode"]
-    if one.gave_up and one.chosen.cut is None:
-        device_ms -= ms["head"]  # the whole, afterwards
-    if one.answered_there:
-        cloud_ms = ms["cloud_decode"] + ms["tail"]
-    left_ms = max(total_ms - before_ms - ms["cloud_queue"] - ms["decode"], LEAST_MS)
-    network_ms = 0.0
-    if one.chosen == LOCAL:
-        device_ms, cloud_ms = left_ms, 0.0
-    else:
-        if device_ms + cloud_ms > left_ms:  # served in parts, which overlap
-            shrunk = left_ms / (device_ms + cloud_ms)
-            device_ms, cloud_ms = device_ms * shrunk, cloud_ms * shrunk
-        network_ms = max(left_ms - device_ms - cloud_ms, LEAST_MS)
-    starts_s = one.at_s + before_ms / 1e3
-    sends_s = starts_s + device_ms / 1e3
-    return Spans(
-        starts_s=starts_s,
-        device_ms=device_ms,
-        sends_s=sends_s,
-        network_ms=network_ms,
-        there_s=sends_s + (network_ms / 2 + ms["cloud_queue"]) / 1e3,
-        cloud_ms=cloud_ms,
-    )
+def local_ms(one: Happened) -> float:
+    """Of a local answer: all that is no waiting."""
+    ms = one.stages_ms
+    return max(one.request.total_ms - ms["queue"] - ms["activate"], LEAST_MS)
 
 
 def _world_name(table: Table, row: Request) -> str:

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Final
 
 from agent.record import Table
-from agent.replay.happened import LEAST_MS, Happened, plans_of, spans_of
+from agent.replay.happened import LEAST_MS, Happened, local_ms, plans_of
 from agent.replay.world import Stages
 from split.plan.plan import LOCAL, Plan
 
@@ -83,7 +83,7 @@ def _stages_of(one: Happened, slowdown: float) -> dict[str, float]:
     ms = one.stages_ms
     head_ms = ms["head"]
     if one.chosen == LOCAL:
-        head_ms = max(spans_of(one, 0.0).device_ms - ms["image"], LEAST_MS)
+        head_ms = max(local_ms(one) - ms["image"], LEAST_MS)
     return {
         "head_ms": head_ms / slowdown,
         "encode_ms": ms["encode"] / slowdown,

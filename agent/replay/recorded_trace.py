@@ -20,9 +20,9 @@ from typing import Final
 
 import numpy as np
 
-from agent.replay.happened import LEAST_MS, Happened, Spans, spans_of
+from agent.replay.happened import LEAST_MS, Happened, local_ms
 from agent.replay.recorded_costs import Models
-from agent.replay.world import Moment
+from agent.replay.world import Moment, Stages
 from split.plan.plan import LOCAL
 
 RATIO_RANGE: Final = (0.01, 100.0)
@@ -38,6 +38,22 @@ MBIT_MS: Final = 0.008
 """Milliseconds for a byte at 1 Mbit/s."""
 UNKNOWN_LINK: Final = (50.0, 20.0, 20.0)
 """Round trip and rates where none was ever estimated: nothing passes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Spans:
+    """When the parts of a request were, seconds, and how long, milliseconds."""
+
+    starts_s: float
+    """The worker begins."""
+    device_ms: float
+    """Picture, head, encoding; of a local answer all that is no waiting."""
+    sends_s: float
+    network_ms: float
+    """All of the rest that nothing else accounts for."""
+    there_s: float
+    """The companion begins."""
+    cloud_ms: float
 
 
 @dataclass(slots=True)
@@ -58,7 +74,7 @@ _Change = tuple[float, Mapping[str, float]]
 def trace_of(happened: Sequence[Happened], models: Models, slowdown: float) -> list[Moment]:
     """Every change where the measurements lie: of a load between the starts of two stages, of the link before a
     transfer, or at the decision that looked at it."""
-    spans = [spans_of(one, _there_ms(one, models)) for one in happened]
+    spans = _spans(happened, models, slowdown)
     changes: list[_Change] = []
     changes += _device_changes(happened, spans, models, slowdown)
     changes += _cloud_changes(happened, spans, models)
@@ -82,9 +98,48 @@ def trace_of(happened: Sequence[Happened], models: Models, slowdown: float) -> l
     return list(moments.values())
 
 
-def _there_ms(one: Happened, models: Models) -> float:
-    stages = models[one.model][one.chosen]
-    return stages.cloud_decode_ms + stages.tail_ms
+def _spans(happened: Sequence[Happened], models: Models, slowdown: float) -> list[_Spans]:
+    """Stalls that say nothing of the device's speed (in a stage that is short, behind work that was no request's) count
+    as the link's, where there is one: they were waited for once, and slow down no other plan."""
+    found = []
+    free_s = 0.0
+    """When the worker is through with the requests before."""
+    for one in happened:
+        ms, stages = one.stages_ms, models[one.model][one.chosen]
+        queue_ms = min(ms["queue"], max(free_s - one.at_s, 0.0) * 1e3)
+        network_ms = cloud_ms = 0.0
+        if one.chosen == LOCAL:
+            queue_ms, device_ms = ms["queue"] + ms["activate"], local_ms(one)
+        else:
+            # of an offload that was given up the head is the whole, which ran afterwards
+            device_ms = ms["image"] + ms["encode"] + (ms["head"] if one.chosen.cut is not None else 0.0)
+            if not _is_telling(one, models):
+                device_ms = min(device_ms, slowdown * _device_ms(one, stages))
+            cloud_ms = ms["cloud_decode"] + ms["tail"]
+            if not one.answered_there:
+                cloud_ms = stages.cloud_decode_ms + stages.tail_ms
+            left_ms = one.request.total_ms - queue_ms - ms["cloud_queue"] - slowdown * stages.decode_ms
+            if device_ms + cloud_ms > left_ms:  # served in parts, which overlap
+                shrunk = max(left_ms, LEAST_MS) / (device_ms + cloud_ms)
+                device_ms, cloud_ms = device_ms * shrunk, cloud_ms * shrunk
+            network_ms = max(left_ms - device_ms - cloud_ms, LEAST_MS)
+        starts_s = one.at_s + queue_ms / 1e3
+        sends_s = free_s = starts_s + device_ms / 1e3
+        there_s = sends_s + (network_ms / 2 + ms["cloud_queue"]) / 1e3
+        found.append(_Spans(starts_s, device_ms, sends_s, network_ms, there_s, cloud_ms))
+    return found
+
+
+def _device_ms(one: Happened, stages: Stages) -> float:
+    """What the device usually does for it before anything leaves, without slowdown."""
+    return (stages.image_ms if one.request.encoded_bytes else 0.0) + stages.head_ms + stages.encode_ms
+
+
+def _is_telling(one: Happened, models: Models) -> bool:
+    """Whether what the device did for it says how fast the device was."""
+    plans = models[one.model]
+    served = one.ran == one.chosen and not one.gave_up
+    return served and plans[one.chosen].head_ms >= TELLING_RATIO * plans[LOCAL].head_ms > 0.0
 
 
 def _between(measured: list[tuple[float, float]], name: str) -> list[_Change]:
@@ -98,32 +153,26 @@ def _between(measured: list[tuple[float, float]], name: str) -> list[_Change]:
 
 def _device_changes(
     happened: Sequence[Happened],
-    spans: Sequence[Spans],
+    spans: Sequence[_Spans],
     models: Models,
     slowdown: float,
 ) -> list[_Change]:
     """Where the device computed something worth it."""
     measured: list[tuple[float, float | None, float]] = []
     for one, span in zip(happened, spans, strict=True):
-        plans = models[one.model]
-        stages, whole_ms = plans[one.chosen], plans[LOCAL].head_ms
-        image_ms = stages.image_ms if one.request.encoded_bytes else 0.0
-        expected_ms = image_ms + stages.head_ms + stages.encode_ms
-        ratio = None
-        if one.ran is not None and one.ran == one.chosen and stages.head_ms >= TELLING_RATIO * whole_ms > 0.0:
-            ratio = span.device_ms / (slowdown * expected_ms)
-        measured.append((span.starts_s, ratio, one.request.alpha))
+        usual_ms = slowdown * _device_ms(one, models[one.model][one.chosen])
+        measured.append((span.starts_s, span.device_ms / usual_ms if _is_telling(one, models) else None, 1.0))
     return _between(_filled(measured), "edge_ratio")
 
 
-def _cloud_changes(happened: Sequence[Happened], spans: Sequence[Spans], models: Models) -> list[_Change]:
+def _cloud_changes(happened: Sequence[Happened], spans: Sequence[_Spans], models: Models) -> list[_Change]:
     """Where the companion answered."""
     measured: list[tuple[float, float | None, float]] = []
     for one, span in zip(happened, spans, strict=True):
         stages = models[one.model][one.chosen]
         expected_ms = stages.cloud_decode_ms + stages.tail_ms
         told = one.answered_there and expected_ms > 0.0
-        measured.append((span.there_s, span.cloud_ms / expected_ms if told else None, one.request.beta))
+        measured.append((span.there_s, span.cloud_ms / expected_ms if told else None, 1.0))
     return _between(_filled(measured), "cloud_ratio")
 
 
@@ -143,7 +192,7 @@ def _filled(measured: list[tuple[float, float | None, float]]) -> list[tuple[flo
     return found
 
 
-def _link_changes(happened: Sequence[Happened], spans: Sequence[Spans], models: Models) -> list[_Change]:
+def _link_changes(happened: Sequence[Happened], spans: Sequence[_Spans], models: Models) -> list[_Change]:
     """Round trip and rates. A reply that did not come has the device think the link slow, until something crosses it
     again: for this while the link is taken to have been what it then was."""
     changes: list[_Change] = []
@@ -182,7 +231,7 @@ def _link_changes(happened: Sequence[Happened], spans: Sequence[Spans], models: 
                 at_s, thought = changes[place]
                 changes[place] = (at_s, values if at_s > one.at_s - DOUBTED_S else thought)
             doubtful, in_doubt = [], False
-        elif in_doubt:
+        elif in_doubt and not one.gave_up:
             doubtful.append(len(changes))
         changes.append((changes_at_s, values))
     return changes
