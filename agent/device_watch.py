@@ -60,6 +60,7 @@ class DeviceWatch:
         self._window: tuple[float, float, float] | None = None
         """Since when, the worker's busy seconds and the counter's joules then."""
         self._radio: Radio | None = None
+        self._throttle_c = None if profile is None else profile.throttle_celsius
         self.power = modelled(profile, threads, None)
         self.sensors: Sensors | None = None
         """As read last; None before the first look."""
@@ -85,6 +86,7 @@ class DeviceWatch:
             "gauge": self._gauge.source if self._gauge is not None else None,
             "note": self.note,
             "battery_low": self.battery_low,
+            "throttle_c": self._throttle_c,
         }
 
     async def run(self) -> None:

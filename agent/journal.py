@@ -138,9 +138,9 @@ def _deadline_ms(request: InferenceRequest) -> float:
 
 
 class Journal:
-    """`power`: what the device draws at this moment (monotonic seconds)."""
+    """`power`: what the device draws at this moment (monotonic seconds), while this model runs."""
 
-    def __init__(self, power: Callable[[float], Power] = lambda _: NO_POWER) -> None:
+    def __init__(self, power: Callable[[float, str], Power] = lambda now_s, model: NO_POWER) -> None:
         self._power = power
         self.on_entry: Callable[[Entry], None] = lambda entry: None
         """Told of each finished request, when it is written down here."""
@@ -169,7 +169,7 @@ class Journal:
         self._keep(request_id, entry)
 
     def _with_joules(self, entry: Entry) -> Entry:
-        power = self._power(entry.received_at_s + entry.total_ms / 1000)
+        power = self._power(entry.received_at_s + entry.total_ms / 1000, entry.model)
         if not power.source:
             return entry
         decision = entry.decision

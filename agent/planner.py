@@ -476,9 +476,12 @@ class Planner:
         self._probing.spend_at_most(math.inf if metered is None else metered.probe_bytes_per_hour)
         return self._probing.wanted(self._link.estimate(now_s), surprised=self._link.surprised, now_s=now_s)
 
-    def power(self, now_s: float) -> Power:
-        """What the device draws above idle, at the link's rates as estimated now."""
-        return _at_rates(self._power_model(), self._link.estimate(now_s))
+    def power(self, now_s: float, name: str | None = None) -> Power:
+        """What the device draws above idle while this model runs (None or unknown: on all threads), at the link's
+        rates as estimated now."""
+        model = self._models.get(name) if name is not None else None
+        threads = 0 if model is None else model.profile.threads
+        return _at_rates(self._power_model(), self._link.estimate(now_s), threads)
 
     # -- status -------------------------------------------------------------------------------------------------------
 
@@ -573,7 +576,7 @@ class Planner:
             remote_why_not=why_not,
             incumbent=model.incumbent,
             opening=model.opening(),
-            power=_at_rates(power, None if remote is None else remote.link),
+            power=_at_rates(power, None if remote is None else remote.link, model.profile.threads),
             prices=self._prices,
             battery_low=self._battery_low(),
             backlog=NO_BACKLOG if remote is None else self._backlog(remote, edge_queue_ms, now_s),
@@ -610,11 +613,11 @@ class Planner:
         )
 
 
-def _at_rates(power: PowerModel, link: LinkEstimate | None) -> Power:
-    """What the device draws while bytes cross at the estimated rates; without a link none do."""
+def _at_rates(power: PowerModel, link: LinkEstimate | None, threads: int) -> Power:
+    """What the device draws on so many threads while bytes cross at the estimated rates; without a link none do."""
     if link is None:
-        return power.at(0.0, 0.0)
-    return power.at(0.008 / link.up_ms_per_byte, 0.008 / link.down_ms_per_byte)
+        return power.at(0.0, 0.0, threads=threads)
+    return power.at(0.008 / link.up_ms_per_byte, 0.008 / link.down_ms_per_byte, threads=threads)
 
 
 def _segment(plan: Plan) -> CutId | Placement:

@@ -110,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
         shown = {"chosen": _shown(decision.chosen), "runners_up": [_shown(plan) for plan in others], "reason": reason}
         print(json.dumps(shown, indent=1))
     else:
-        print(_text(decision.chosen, others, reason, arguments))
+        print(_text(decision.chosen, others, reason, arguments, observation.power.source))
     return 0
 
 
@@ -166,17 +166,18 @@ def _observation(table: PlanTable, profile: ModelProfile, arguments: argparse.Na
             queue_sigma_ms=0.0,
             opened=np.ones(len(table), dtype=np.bool_),
         ),
-        power=_power(arguments),
+        power=_power(arguments, profile),
     )
 
 
-def _power(arguments: argparse.Namespace) -> Power:
+def _power(arguments: argparse.Namespace, profile: ModelProfile) -> Power:
     """Modelled: of the named device, else of the profile that this machine is recognised by."""
     machine = read_machine()
     name = arguments.device or recognise(machine.board, machine.compatible, machine.architecture)
     device = None if name is None else load_device(name)
     threads = device.threads if arguments.device is not None and device is not None else machine.threads
-    return modelled(device, threads, RADIOS[arguments.link_kind]).at(arguments.rate_mbit, arguments.rate_mbit)
+    rate, used = arguments.rate_mbit, 0 if arguments.device is not None else profile.threads
+    return modelled(device, threads, RADIOS[arguments.link_kind]).at(rate, rate, threads=used)
 
 
 def _daemons_model(url: str, path: Path) -> Mapping[str, Any]:
@@ -274,7 +275,9 @@ def _shown(plan: PlanEstimate) -> dict[str, Any]:
     }
 
 
-def _text(chosen: PlanEstimate, others: list[PlanEstimate], reason: str, arguments: argparse.Namespace) -> str:
+def _text(
+    chosen: PlanEstimate, others: list[PlanEstimate], reason: str, arguments: argparse.Namespace, source: str
+) -> str:
     device = f"device {arguments.device}" if arguments.device else f"device {arguments.slowdown:g}× slower"
     lines = [
         f"RTT {arguments.rtt_ms:g} ms, {arguments.rate_mbit:g} Mbit/s, {device}, companion "
@@ -291,7 +294,7 @@ def _text(chosen: PlanEstimate, others: list[PlanEstimate], reason: str, argumen
             f"{plan.predicted_ms:>9.2f}  {plan.bytes:>9}  {plan.energy_j:>7.3g}  {fidelity:>8}{why}"
         )
     stages = "  ".join(f"{stage} {ms:.2f}" for stage, ms in chosen.stages_ms.items() if ms > 0.0)
-    joules = f"joules above idle: {_power(arguments).source or 'unknown for this device'}"
+    joules = f"joules above idle: {source or 'unknown for this device'}"
     return "\n".join([*lines, "", f"stages of the chosen plan, ms: {stages}", joules, f"why: {reason}"])
 
 

@@ -98,7 +98,8 @@ def _device(status: Mapping[str, Any]) -> str:
 
 def _condition(sensors: Mapping[str, Any], power: Mapping[str, Any]) -> Iterator[str]:
     if sensors.get("temperature_c") is not None:
-        yield f"{sensors['temperature_c']:.0f} °C"
+        slower = f" (slows down at {power['throttle_c']:.0f})" if power.get("throttle_c") else ""
+        yield f"{sensors['temperature_c']:.0f} °C{slower}"
     if sensors.get("throttled"):
         yield "throttled now"
     if sensors.get("battery_ratio") is not None:

@@ -52,18 +52,25 @@ class PowerModel:
     """What a device draws, before it is known how fast its link is."""
 
     compute_w: float
-    """As `Power.compute_w`."""
+    """As `Power.compute_w`, on `threads` threads."""
+    threads: int = 0
+    """0: over whatever ran while it was measured, and taken for any number."""
     radio: Radio | None
     """Of the link to the companion; None: nothing leaves by a radio (no companion yet, or on the same host)."""
     measured: bool
     source: str
 
-    def at(self, up_mbit_s: float, down_mbit_s: float) -> Power:
-        """While bytes cross at these rates, Mbit/s: base + slope × rate (Huang et al., MobiSys 2012, eq. 1)."""
-        radio = self.radio
+    def at(self, up_mbit_s: float, down_mbit_s: float, *, threads: int = 0) -> Power:
+        """While bytes cross at these rates, Mbit/s: base + slope × rate (Huang et al., MobiSys 2012, eq. 1).
+
+        `threads`: that the model in question computes on, fewer of them draw in proportion; 0: not known.
+        """
+        radio, compute_w = self.radio, self.compute_w
+        if 0 < threads < self.threads:
+            compute_w *= threads / self.threads
         if radio is None:
             return Power(
-                compute_w=self.compute_w,
+                compute_w=compute_w,
                 send_w=0.0,
                 receive_w=0.0,
                 wait_w=0.0,
@@ -71,7 +78,7 @@ class PowerModel:
                 source=self.source,
             )
         return Power(
-            compute_w=self.compute_w,
+            compute_w=compute_w,
             send_w=radio.base_w + radio.send_w_per_mbit_s * min(up_mbit_s, RATE_MAX_MBIT_S),
             receive_w=radio.base_w + radio.receive_w_per_mbit_s * min(down_mbit_s, RATE_MAX_MBIT_S),
             wait_w=radio.wait_w,
@@ -91,6 +98,7 @@ def modelled(device: DeviceProfile | None, threads: int, radio: Radio | None) ->
     span_w = device.power.busy_w - device.power.idle_w
     return PowerModel(
         compute_w=span_w * device.busy_share(threads),
+        threads=threads,
         radio=radio,
         measured=False,
         source=f"modelled: {device.name}, {span_w:g} W between idle and all cores busy",

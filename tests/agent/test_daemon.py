@@ -132,7 +132,8 @@ async def test_a_request_on_a_raspberry_pi_4_reports_modelled_joules_everywhere(
     # The profile: 7.2 W busy, 3 W idle, by the share of its four cores that this machine's threads would be.
     watts = 4.2 * min(status["threads"], 4) / 4
     assert status["power"]["compute_w"] == pytest.approx(watts)
-    assert energy["used_j"] == pytest.approx(watts * explained["measured_ms"]["whole"] / 1000, abs=1e-4)
+    on_all_threads_j = watts * explained["measured_ms"]["whole"] / 1000
+    assert 0.0 < energy["used_j"] <= on_all_threads_j + 1e-4  # it may have been found to be fastest on fewer
     assert status["models"][0]["joules"] == pytest.approx(energy["used_j"], abs=1e-4)
     assert 'isthmus_energy_joules_total{measured="false",model="tiny"}' in metrics
 

@@ -154,4 +154,5 @@ async def test_a_container_knows_nothing_and_says_so(tmp_path: Path) -> None:
         "gauge": None,
         "note": "",
         "battery_low": False,
+        "throttle_c": None,
     }

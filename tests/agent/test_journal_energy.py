@@ -39,8 +39,13 @@ def answered(model: str, whole_ms: float, total_ms: float) -> Entry:
 
 
 def test_a_requests_joules_stand_beside_what_was_predicted_with_how_they_are_known() -> None:
-    asked_at_s: list[float] = []
-    journal = Journal(lambda now_s: asked_at_s.append(now_s) or FOUR_WATTS)
+    asked: list[tuple[str, float]] = []
+
+    def power(now_s: float, model: str) -> Power:
+        asked.append((model, now_s))
+        return FOUR_WATTS
+
+    journal = Journal(power)
     journal.answered("r1", answered("m", 100.0, 150.0))
     explained = journal.explain("r1")
     assert explained is not None
@@ -50,7 +55,7 @@ def test_a_requests_joules_stand_beside_what_was_predicted_with_how_they_are_kno
         "measured": False,
         "source": "modelled: x",
     }
-    assert asked_at_s == [pytest.approx(10.15)]
+    assert asked == [("m", pytest.approx(10.15))]
     assert "energy     0.45 J used above idle, 0.36 J predicted (modelled: x)" in list(explain_lines(explained))
     assert journal.joules_mean("m") == pytest.approx(0.45)
     assert journal.joules_mean("other") is None
@@ -58,7 +63,7 @@ def test_a_requests_joules_stand_beside_what_was_predicted_with_how_they_are_kno
 
 def test_metrics_keep_measured_and_modelled_joules_apart() -> None:
     powers = iter([FOUR_WATTS, MEASURED, MEASURED])
-    journal = Journal(lambda _: next(powers))
+    journal = Journal(lambda *_: next(powers))
     for n in range(3):
         journal.answered(f"r{n}", answered("m", 100.0, 100.0))
     page = Metrics(journal, version="1", gauges={}, link=lambda: None).render().decode()
@@ -67,7 +72,7 @@ def test_metrics_keep_measured_and_modelled_joules_apart() -> None:
 
 
 def test_a_device_of_unknown_power_reports_no_joules_instead_of_none_used() -> None:
-    journal = Journal(lambda _: NO_POWER)
+    journal = Journal(lambda *_: NO_POWER)
     journal.answered("r1", answered("m", 100.0, 100.0))
     explained = journal.explain("r1")
     assert explained is not None
@@ -81,13 +86,16 @@ def test_status_shows_watts_their_source_and_the_joules_of_a_request() -> None:
     power = {"compute_w": 7.0, "send_w": 3.48, "receive_w": 1.96, "source": "modelled: raspberry-pi-5", "note": ""}
     sensors = {"temperature_c": 61.4, "throttled": True, "battery_ratio": 0.12, "on_battery": True}
     status = {
-        "power": power | {"battery_low": True},
+        "power": power | {"battery_low": True, "throttle_c": 80.0},
         "sensors": sensors,
         "models": [{"name": "m", "state": "READY", "joules": 0.4567}],
     }
     lines = list(status_lines(status))
     assert "power      7 W computing, 3.5 W sending, 2 W receiving, above idle (modelled: raspberry-pi-5)" in lines
-    assert "condition  61 °C, throttled now, battery 12%, discharging, low: energy counts before latency" in lines
+    assert (
+        "condition  61 °C (slows down at 80), throttled now, battery 12%, discharging, low: energy counts before "
+        "latency"
+    ) in lines
     assert lines[-1].split()[-1] == "0.457"
 
 

@@ -139,14 +139,23 @@ def test_power_is_that_of_the_radio_at_the_rates_of_the_link() -> None:
     for n in range(40):  # 8 Mbit/s both ways: a byte takes 1 µs; 10 ms round trip
         planner.observe_transfer(200_000, 200_000, 10.0 + 400.0, n * 1.0)
         planner.observe_transfer(400_000, 50_000, 10.0 + 450.0, n * 1.0 + 0.5)
-    power = planner.power(40.0)
+    power = planner.power(40.0, "m")
     assert power.send_w == pytest.approx(1.28804 + 8 * 0.43839, rel=0.1)
     assert power.receive_w == pytest.approx(1.28804 + 8 * 0.05197, rel=0.1)
     assert (power.compute_w, power.source) == (4.0, "modelled: x")
 
 
+def test_a_model_that_runs_on_half_the_threads_draws_half_of_what_a_profile_says() -> None:
+    profile = PowerModel(compute_w=4.0, threads=4, radio=None, measured=False, source="modelled: x")
+    planner = knowing_planner(power=lambda: profile)  # "m" runs on two threads
+    assert planner.power(0.0, "m").compute_w == pytest.approx(2.0)
+    assert planner.power(0.0).compute_w == planner.power(0.0, "gone").compute_w == pytest.approx(4.0)
+    local = planner.decide("m", TENSOR, edge_queue_ms=0.0, now_s=0.0).chosen
+    assert local.energy_j == pytest.approx(2.0 * 0.1)  # the whole takes 100 ms
+
+
 def test_a_planner_that_was_told_nothing_of_power_counts_no_joules() -> None:
-    assert connected_planner().power(1.0) == NO_POWER
+    assert connected_planner().power(1.0, "m") == NO_POWER
 
 
 def test_an_unknown_model_is_refused_by_name() -> None:
