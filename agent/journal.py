@@ -305,6 +305,8 @@ class Journal:
             "runners_up": [as_json(one) for one in decision.runners_up],
             "candidates": decision.candidates,
             "reason": decision.reason,
+            "why_not_split": decision.why_no_split() or None,
+            "objective": {name: round(weight, 3) for name, weight in decision.objective.items()},
             "link": dict(decision.link),
             "ran": "" if entry.ran is None else str(entry.ran),
             "fallback": entry.fallback or None,
@@ -343,4 +345,5 @@ def as_json(estimate: PlanEstimate) -> dict[str, Any]:
         "parts": estimate.parts,
         "energy_j": round(estimate.energy_j, 4),
         "energy_measured": estimate.energy_measured,
+        "money": estimate.money,
     }

@@ -27,6 +27,7 @@ from agent.uplink import Uplink
 from agent.version import VERSION
 from split.oip.infer import ModelMetadata, OipRequest, OipResponse, plain_shape
 from split.oip.options import isthmus_options
+from split.plan.plan import PlanEstimate
 from split.runtime.machine import Machine
 from split.tensor import TensorSpec
 
@@ -258,4 +259,11 @@ def _parameters(request_id: str, outcome: Outcome) -> dict[str, str | float]:
         "isthmus.fallback": outcome.fallback,
         "isthmus.predicted_ms": round(outcome.decision.chosen.predicted_ms, 3),
         "isthmus.timings": msgspec.json.encode(timings).decode(),
+        **_costs(outcome.decision.chosen),
     }
+
+
+def _costs(chosen: PlanEstimate) -> dict[str, float]:
+    """Joules and money as predicted, where they are known and not nothing."""
+    costs = {"isthmus.predicted_j": round(chosen.energy_j, 4), "isthmus.predicted_money": chosen.money}
+    return {name: cost for name, cost in costs.items() if cost}

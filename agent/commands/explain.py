@@ -35,8 +35,12 @@ def run(args: argparse.Namespace) -> int:
 def _lines(explained: Mapping[str, Any]) -> Iterator[str]:
     chosen: Mapping[str, Any] = explained.get("chosen") or {}
     yield f"{'request':<10} {explained.get('request_id', '?')} to {explained.get('model', '?')}"
-    yield f"{'chosen':<10} {_plan(chosen)}{_parts(chosen)}, predicted {_ms(chosen.get('predicted_ms'))}"
+    yield f"{'chosen':<10} {_plan(chosen)}{_parts(chosen)}, predicted {_ms(chosen.get('predicted_ms'))}{_costs(chosen)}"
     yield f"{'because':<10} {explained.get('reason') or 'no reason was kept'}"
+    if explained.get("why_not_split"):
+        yield f"{'no split':<10} {explained['why_not_split']}"
+    if len(counts := {name: weight for name, weight in (explained.get("objective") or {}).items() if weight}) > 1:
+        yield f"{'counted':<10} " + ", ".join(f"{name} {100 * weight:.0f} %" for name, weight in counts.items())
     if explained.get("ran") not in (None, "", _plan(chosen)):
         yield f"{'ran':<10} {explained['ran']}"
     if explained.get("fallback"):
@@ -59,7 +63,7 @@ def _lines(explained: Mapping[str, Any]) -> Iterator[str]:
         yield f"runners-up{compared}"
     for plan in runners:
         why_not = f"  {plan['why_not']}" if plan.get("why_not") else ""
-        yield f"  {_plan(plan):<34} {_ms(plan.get('predicted_ms')):>12}{why_not}"
+        yield f"  {_plan(plan):<34} {_ms(plan.get('predicted_ms')):>12}{_costs(plan)}{why_not}"
 
 
 def _stages(predicted: Mapping[str, float], measured: Mapping[str, float]) -> Iterator[str]:
@@ -79,6 +83,12 @@ def _plan(plan: Mapping[str, Any]) -> str:
 
 def _parts(plan: Mapping[str, Any]) -> str:
     return f" in {plan['parts']} parts" if plan.get("parts", 1) > 1 else ""
+
+
+def _costs(plan: Mapping[str, Any]) -> str:
+    """Joules and money, where they are known and not nothing."""
+    energy = f", {plan['energy_j']:.3g} J" if plan.get("energy_j") else ""
+    return energy + (f", {plan['money']:.3g} of money" if plan.get("money") else "")
 
 
 def _ms(value: object) -> str:

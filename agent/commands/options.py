@@ -27,6 +27,11 @@ def positive(text: str) -> float:
     return value
 
 
+def not_negative(text: str) -> float:
+    """A finite number, 0 or more; for argparse's `type`."""
+    return 0.0 if text.strip() in ("0", "0.0") else positive(text)
+
+
 def service_url(text: str) -> str:
     """As `daemon_url`, for `--service`."""
     return daemon_url(text, option="--service")

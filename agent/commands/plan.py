@@ -18,15 +18,16 @@ from typing import Any
 import numpy as np
 
 from agent.commands.model_argument import add_inputs_argument, add_model_argument, model_path
-from agent.commands.options import daemon_url, positive
+from agent.commands.options import daemon_url, not_negative, positive
 from agent.commands.profile import add_cache_argument, cache_folder, profiled, progress_bar
 from agent.http_client import DaemonClient
 from split.errors import InvalidRequest
 from split.graph.card import ModelCard
 from split.graph.growth import open_dims, sizes_of
 from split.plan.decide import decide, estimate_all
+from split.plan.objective import Prices
 from split.plan.observation import LinkEstimate, Observation, RemoteView
-from split.plan.plan import Decision, Placement, PlanEstimate, RequestFacts
+from split.plan.plan import Placement, PlanEstimate, RequestFacts
 from split.plan.power import Power, modelled
 from split.plan.table import Column, PlanTable
 from split.profiles.contract import CONTRACT_FILE, Contract, check_contract, contract_beside, default_contract
@@ -69,6 +70,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the companion is X times as fast as this machine",
     )
     parser.add_argument(
+        "--price-per-gb", type=not_negative, default=0.0, metavar="M", help="money per 10⁹ bytes on the link"
+    )
+    parser.add_argument(
+        "--price-per-companion-s",
+        type=not_negative,
+        default=0.0,
+        metavar="M",
+        help="money per second that the companion computes",
+    )
+    parser.add_argument(
         "--encoded-bytes",
         type=int,
         metavar="N",
@@ -102,7 +113,8 @@ def run(arguments: argparse.Namespace) -> int:
     decision = decide(table, _as_shared(observation, table, shared), facts)
     plans = [_unless_refused(plan, shared) for plan in _estimates(table, observation, facts, profile)]
     plans.sort(key=lambda plan: (not plan.allowed, plan.predicted_ms))
-    reason = decision.reason + _why_not_split(card, decision, plans)
+    no_split = decision.why_no_split()
+    reason = f"{decision.reason}; {no_split}" if no_split else decision.reason
     others = [plan for plan in plans if plan.plan != decision.chosen.plan]
     if arguments.plot is not None:
         _plot([decision.chosen, *others], str(path), arguments.plot)
@@ -167,6 +179,7 @@ def _observation(table: PlanTable, profile: ModelProfile, arguments: argparse.Na
             opened=np.ones(len(table), dtype=np.bool_),
         ),
         power=_power(arguments, profile),
+        prices=Prices(per_byte=arguments.price_per_gb / 1e9, per_companion_ms=arguments.price_per_companion_s / 1e3),
     )
 
 
@@ -245,20 +258,6 @@ def _estimates(
 # -- what is shown --------------------------------------------------------------------------------------------------
 
 
-def _why_not_split(card: ModelCard, decision: Decision, plans: list[PlanEstimate]) -> str:
-    """Where something else is chosen: what the best split would take and where; "" otherwise."""
-    if decision.chosen.plan.placement is Placement.SPLIT:
-        return ""
-    splits = [plan for plan in plans if plan.plan.placement is Placement.SPLIT]
-    if not splits:
-        return f"; there is no split: {card.no_cuts_reason or 'no cut could be measured'}"
-    best = splits[0]
-    if not best.allowed:
-        return f"; no split is allowed: {best.why_not}"
-    worst = max(best.stages_ms, key=best.stages_ms.__getitem__)
-    return f"; the best {best.plan} would take {best.predicted_ms:.1f} ms, {best.stages_ms[worst]:.1f} ms of it {worst}"
-
-
 def _shown(plan: PlanEstimate) -> dict[str, Any]:
     """PLAN as DESIGN §7 has it."""
     return {
@@ -272,6 +271,7 @@ def _shown(plan: PlanEstimate) -> dict[str, Any]:
         "allowed": plan.allowed,
         "why_not": plan.why_not,
         "energy_j": plan.energy_j,
+        "money": plan.money,
     }
 
 
@@ -288,6 +288,7 @@ def _text(
     for mark, plan in [("*", chosen), *((" ", other) for other in others)]:
         fidelity = "–" if plan.fidelity is None else f"{plan.fidelity:.4f}"
         notes = ["estimated from other cuts"] * plan.estimated + [plan.why_not] * bool(plan.why_not)
+        notes += [f"costs {plan.money:.3g} of money"] * bool(plan.money)
         why = f"  {'; '.join(notes)}" if notes else ""
         lines.append(
             f"{mark} {plan.plan.placement!s:9}  {plan.plan.cut or '–':12}  {plan.plan.codec or '–':7}  "

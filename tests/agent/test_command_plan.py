@@ -21,7 +21,7 @@ from split.graph.card import read_card
 from split.profiles.measured import read_profile, write_profile
 
 PLAN_FIELDS = ["placement", "cut", "codec", "predicted_ms", "stages_ms", "bytes", "fidelity", "allowed", "why_not"]
-PLAN_FIELDS += ["energy_j"]
+PLAN_FIELDS += ["energy_j", "money"]
 MODEL = """
 <ir_version: 8, opset_import: ["" : 17]>
 tiny (float[1,64] x) => (float[1,4] y)
@@ -69,6 +69,14 @@ def test_a_slow_link_keeps_everything_on_the_device(home: Path, capsys: pytest.C
     found = ask(home, capsys, "--rtt-ms", "5000")
     assert found["chosen"]["placement"] == "local"
     assert "the best split" in found["reason"]
+
+
+def test_prices_show_what_each_plan_would_cost(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = ask(home, capsys, "--price-per-gb", "4", "--rtt-ms", "5000")
+    for each in (found["chosen"], *found["runners_up"]):
+        # 64 or 8 floats up, 4 down, twice 4096 of metadata
+        least = 0.0 if each["placement"] == "local" else 4e-9 * (each["bytes"] + 16 + 2 * 4096)
+        assert each["money"] == pytest.approx(least, rel=0.02)
 
 
 def test_a_slower_device_takes_longer_for_every_stage_of_its_own(

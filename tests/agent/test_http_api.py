@@ -123,9 +123,10 @@ class Echo:
             return None
         chosen = {"placement": "split", "cut": "0123456789ab", "codec": "fp16", "predicted_ms": 41.0, "parts": 3}
         chosen["stages_ms"] = {"head": 12.0, "tail": 29.0, "queue": 0.0}
-        rival = {"placement": "local", "predicted_ms": 99.5}
+        rival = {"placement": "local", "predicted_ms": 99.5, "energy_j": 1.25, "money": 0.0}
         return {"request_id": request_id, "model": "net", "chosen": chosen, "runners_up": [rival],
-                "reason": "it is the fastest", "measured_ms": {"head": 13.5}}  # fmt: skip
+                "reason": "it is the fastest", "measured_ms": {"head": 13.5}, "why_not_split": "it is far",
+                "objective": {"latency": 0.25, "throughput": 0.0, "energy": 0.75, "cost": 0.0}}  # fmt: skip
 
     def record(self) -> bytes:
         return b"record"
@@ -730,7 +731,9 @@ async def test_explain_shows_prediction_beside_measurement_and_the_runners_up(co
     text = await command(explain, "00c0ffee")
     rows = [line.split() for line in text.splitlines()]
     assert ["head", "12.00", "ms", "13.50", "ms"] in rows
-    assert ["local", "99.50", "ms"] in rows
+    assert ["local", "99.50", "ms,", "1.25", "J"] in rows
+    assert ["no", "split", "it", "is", "far"] in rows
+    assert ["counted", "latency", "25", "%,", "energy", "75", "%"] in rows
     assert "split 0123456789ab fp16 in 3 parts, predicted 41.00 ms" in text
     with pytest.raises(DaemonRefused, match="no such request"):
         await command(explain, "unknown")
