@@ -131,7 +131,7 @@ def measure(pair: LabPair, cell: Cell, offer: Offer, sums_ms: Mapping[Plan, floa
     ends_at_s = time.monotonic() + seconds
     with pair.client() as client:
         chosen, learned = _learn(client, offer, seconds)
-        pool = _pool(offer, sums_ms, chosen)
+        pool = pool_of(offer.plans, sums_ms, chosen)
         found = Measured(cell=cell, chosen=chosen, learned=learned, ms={}, sums_ms=sums_ms)
         running, turn_s = _first_look(client, offer, pool, found)
         autos = _turns(client, offer, running, found, _turn_count(ends_at_s - time.monotonic(), turn_s))
@@ -167,15 +167,15 @@ def _wanted(client: Client, answer: Answer) -> str:
     return " ".join(str(chosen[key]) for key in ("placement", "cut", "codec") if chosen[key])
 
 
-def _pool(offer: Offer, sums_ms: Mapping[Plan, float], chosen: Plan) -> list[Plan]:
-    """Without repetitions: best of the sums, local, raw and encoded offload, the chosen plan."""
-    ends = [
-        plan for plan in offer.plans if plan is LOCAL or str(plan) in {f"{Placement.OFFLOAD} {c}" for c in _OFFLOADS}
-    ]
-    return list(dict.fromkeys([*list(sums_ms)[:BEST], *ends, chosen]))
+def pool_of(plans: Sequence[Plan], sums_ms: Mapping[Plan, float], chosen: Plan) -> list[Plan]:
+    """Without repetitions: the best of the sums, the best of each placement among them, local, raw and encoded offload,
+    the chosen plan. `sums_ms`: ascending."""
+    first = {plan.placement: plan for plan in reversed(list(sums_ms))}
+    ends = [plan for plan in plans if plan is LOCAL or (plan.placement is Placement.OFFLOAD and plan.codec in _ENDS)]
+    return list(dict.fromkeys([*list(sums_ms)[:BEST], *first.values(), *ends, chosen]))
 
 
-_OFFLOADS: Final = ("raw", "encoded")
+_ENDS: Final = ("raw", "encoded")
 
 
 def _first_look(client: Client, offer: Offer, pool: Sequence[Plan], found: Measured) -> tuple[list[Plan], float]:

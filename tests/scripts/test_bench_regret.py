@@ -10,7 +10,7 @@ from PIL import Image
 
 from scripts.benches import regret, regret_plot, regret_policies
 from scripts.benches.regret_cells import LINKS, SLOWDOWNS, SUBJECTS, Cell, cells_default
-from scripts.benches.regret_oracle import AGAIN, AUTO, Measured, leave_out_failed
+from scripts.benches.regret_oracle import AGAIN, AUTO, Measured, leave_out_failed, pool_of
 from scripts.benches.regret_plot import GAP, HIGH
 from scripts.benches.regret_stages import Transfers, best_of_placements
 from split.ids import CutId
@@ -127,3 +127,14 @@ def test_a_plan_that_fell_back_in_one_of_many_turns_takes_part_and_one_that_did_
     leave_out_failed(one)
     assert one.plans() == [str(LOCAL)]
     assert one.excluded == {str(LOCAL): "1 of 8 turns left out: late", str(SPLIT): "late"}
+
+
+def test_what_runs_for_real_are_the_five_best_sums_and_the_best_of_each_placement_the_ends_and_the_chosen_plan() -> (
+    None
+):
+    splits = [Plan(placement=Placement.SPLIT, cut=CutId(f"{n:012d}"), codec="int8") for n in range(7)]
+    int8, fp16 = (Plan(placement=Placement.OFFLOAD, codec=codec) for codec in ("int8", "fp16"))
+    sums_ms = {plan: 10.0 + n for n, plan in enumerate([*splits, int8, fp16, LOCAL, OFFLOAD])}
+    pool = pool_of(list(sums_ms), sums_ms, splits[6])
+    assert set(pool) == {*splits[:5], int8, LOCAL, OFFLOAD, splits[6]}
+    assert len(pool) == len(set(pool))
