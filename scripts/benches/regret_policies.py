@@ -83,7 +83,7 @@ def best_static(costs: Mapping[Cell, Costs], worlds: Mapping[Cell, replay.World]
 def world_of(cell: Cell, offer: Offer, stages: Mapping[Plan, Stages]) -> replay.World:
     """One link that stays as it is, requests that never meet."""
     model, link = str(cell.subject), cell.link
-    plans = {plan: _as_replayed(plan, one, offer, cell.slowdown) for plan, one in stages.items()}
+    plans = {plan: as_replayed(plan, one, offer.profile.image_ms, cell.slowdown) for plan, one in stages.items()}
     slowest_ms = max(
         one.computed_ms + link.rtt_ms + (one.up_bytes + one.down_bytes) * 8e-3 / link.rate_mbit
         for one in stages.values()
@@ -101,8 +101,10 @@ def world_of(cell: Cell, offer: Offer, stages: Mapping[Plan, Stages]) -> replay.
     )
 
 
-def _as_replayed(plan: Plan, one: Stages, offer: Offer, slowdown: float) -> replay.Stages:
-    here_ms = offer.profile.image_ms if plan.codec == "encoded" else 0.0
+def as_replayed(plan: Plan, one: Stages, picture_ms: float, slowdown: float) -> replay.Stages:
+    """The same at speed 1. `picture_ms`: what preparing a picture takes there, should a plan that sends it as it came
+    be finished on the device."""
+    here_ms = picture_ms if plan.codec == "encoded" else 0.0
     return replay.Stages(
         image_ms=one.image_ms / slowdown,
         head_ms=one.head_ms / slowdown,

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from agent.replay.known import Known
 from scripts.benches import regret, regret_plot, regret_policies
-from scripts.benches.regret_cells import LINKS, SLOWDOWNS, SUBJECTS, Cell, cells_default
+from scripts.benches.regret_cells import LINKS, SLOWDOWNS, SUBJECTS, Cell, Subject, cells_default
 from scripts.benches.regret_oracle import AGAIN, AUTO, Measured, leave_out_failed, pool_of
 from scripts.benches.regret_plot import GAP, HIGH
-from scripts.benches.regret_stages import Transfers, best_of_placements
+from scripts.benches.regret_policies import as_replayed
+from scripts.benches.regret_stages import Offer, Stages, Sums, Transfers, best_of_placements
+from scripts.lab_pair import Conditions
 from split.ids import CutId
 from split.plan.plan import LOCAL, Placement, Plan
 
@@ -138,3 +141,50 @@ def test_what_runs_for_real_are_the_five_best_sums_and_the_best_of_each_placemen
     pool = pool_of(list(sums_ms), sums_ms, splits[6])
     assert set(pool) == {*splits[:5], int8, LOCAL, OFFLOAD, splits[6]}
     assert len(pool) == len(set(pool))
+
+
+class _Sums(Sums):
+    """As if these stages had been measured."""
+
+    def __init__(self, found: dict[Plan, Stages]) -> None:
+        self._found = found
+
+    def stages(self, cell: Cell) -> dict[Plan, Stages]:
+        return self._found
+
+
+def test_every_policy_of_the_field_is_charged_in_every_cell() -> None:
+    stages = {
+        LOCAL: stage(head_ms=100.0),
+        SPLIT: stage(head_ms=20.0, tail_ms=4.0, up_bytes=20_000),
+        OFFLOAD: stage(tail_ms=20.0, up_bytes=600_000),
+    }
+    known = Known.of({plan: as_replayed(plan, one, 0.0, 5.0) for plan, one in stages.items()})
+    subject = Subject(model="made-up", form="tensor", kind="made up")
+    cell = Cell(subject=subject, link=Conditions(rate_mbit=10, rtt_ms=20), slowdown=5.0)
+    one = measured({str(LOCAL): [100.0] * 4, str(SPLIT): [50.0] * 4, AGAIN: [50.0] * 4, AUTO: [55.0] * 4}, SPLIT)
+    one.cell, one.sums_ms = cell, {SPLIT: 60.0, LOCAL: 100.0, OFFLOAD: 600.0}
+    rows = regret_policies.compare([one], {subject: Offer(subject, known)}, _Sums(stages))
+    found = {row["policy"]: row["mean_regret"] for row in rows}
+    assert found["isthmus"] == 1.0
+    assert found["isthmus auto"] == pytest.approx(1.1)
+    assert found["local"] == 2.0
+    assert found["offload raw"] == pytest.approx(10.0)  # its sum of 600, where the oracle took 50 and not 60
+    assert found["best static plan"] == 1.0
+    assert {"two-way rule", "Neurosurgeon", "DADS", "ANS", "threshold with hysteresis"} <= found.keys()
+    assert {row["policy"]: row["modelled"] for row in rows}["offload raw"] == 1.0
+
+
+def stage(head_ms: float = 0.0, tail_ms: float = 0.0, up_bytes: int = 0) -> Stages:
+    """With the slowdown in; a reply of 4 KB."""
+    return Stages(
+        image_ms=0.0,
+        head_ms=head_ms,
+        encode_ms=0.0,
+        cloud_decode_ms=0.0,
+        tail_ms=tail_ms,
+        decode_ms=0.0,
+        overhead_ms=0.0,
+        up_bytes=up_bytes,
+        down_bytes=4000 if up_bytes else 0,
+    )
