@@ -153,8 +153,9 @@ class Compute:
             running, waiting_ms = self._running, self._waiting_ms
             if running is None:
                 return waiting_ms
-            elapsed_ms = (time.monotonic() - self._started_at_s) * 1e3
-            return waiting_ms + max(0.0, running.expected_ms - elapsed_ms)
+            left_ms = running.expected_ms - (time.monotonic() - self._started_at_s) * 1e3
+            # One that is late is expected to need as much again, up to its whole time: the device has become slower.
+            return waiting_ms + (left_ms if left_ms > 0.0 else min(-left_ms, running.expected_ms))
 
     @property
     def waiting(self) -> int:

@@ -71,6 +71,8 @@ class Workbench(_Section, frozen=True, kw_only=True):
 class Link(_Section, frozen=True, kw_only=True):
     probe_bytes_per_hour: Annotated[int, msgspec.Meta(ge=0)] = 2_000_000
     """Bytes that probes of an idle link may cost; 2 MB an hour are 4.4 kbit/s. 0: only real traffic teaches."""
+    probe_joules_per_hour: _NotNegative = 360.0
+    """Joules that sending them may cost, where the radio's power is known; 360 an hour are 0.1 W on average."""
     metered_bytes_per_month: _Bytes | None = None
     """Bytes that may cross the link to companions in a calendar month (UTC), both ways: requests, replies, models,
     probes. When they are used up everything runs here until the next month. None stated: counted, not bounded."""

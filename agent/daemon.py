@@ -111,6 +111,7 @@ class Daemon:
         planner = Planner(
             slowdown=config.emulation.slowdown,
             probe_bytes_per_hour=config.link.probe_bytes_per_hour,
+            probe_joules_per_hour=config.link.probe_joules_per_hour,
             metered=meter.left,
             prices=_prices(config.link),
             power=lambda: watch.power,

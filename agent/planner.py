@@ -138,7 +138,8 @@ class Planner:
     """All models of one daemon and one companion at a time.
 
     `slowdown`: `emulation.slowdown`, what the worker stretches every device stage by.
-    `probe_bytes_per_hour`: what probes and pings may cost while nothing else informs about the link.
+    `probe_bytes_per_hour`, `probe_joules_per_hour`: what probes and pings may cost while nothing else informs about
+    the link.
     `metered`: asked at each decision, what may still cross the link this month; None where nothing is metered.
     `prices`: what bytes on the link and the companion's time cost.
     `power`, `battery_low`: asked at each decision, what the device draws, and whether its battery is nearly empty.
@@ -149,6 +150,7 @@ class Planner:
         *,
         slowdown: float = 1.0,
         probe_bytes_per_hour: int = 2_000_000,
+        probe_joules_per_hour: float = math.inf,
         metered: Callable[[], Metered | None] = lambda: None,
         prices: Prices = FREE,
         power: Callable[[], PowerModel] = lambda: NO_POWER_MODEL,
@@ -160,6 +162,7 @@ class Planner:
         self._battery_low = battery_low
         self._slowdown = slowdown
         self._probing = Probing(probe_bytes_per_hour)
+        self._probe_joules_per_hour = probe_joules_per_hour
         self._heard_at_s = -math.inf
         self._clock: tuple[bool | None, float | None] = (None, None)
         """Whether the device is throttled, and what its clock may rise to / its highest."""
@@ -371,8 +374,19 @@ class Planner:
         """A ping came back; `padding_bytes`: the weight that it carried up."""
         self._observe_link(padding_bytes, 0, rtt_ms, now_s)
 
-    def observe_transfer(self, up_bytes: int, down_bytes: int, network_ms: float, now_s: float) -> None:
-        """A request and its reply crossed the link; `network_ms` is without the companion's own time."""
+    def observe_transfer(
+        self, up_bytes: int, down_bytes: int, network_ms: float, now_s: float, *, up_bytes_max: int = 0
+    ) -> None:
+        """A request and its reply crossed the link; `network_ms` is without the companion's own time.
+
+        `up_bytes`: its payload and what is known to have been before it; `up_bytes_max`: what may have been, where
+        others were under way. What any number in between explains teaches nothing.
+        """
+        if up_bytes_max > up_bytes:
+            found = self._link.sent_estimate(network_ms, now_s)
+            over_ms = network_ms - found.transfer_ms(up_bytes, down_bytes)
+            may_be_bytes = min(max(over_ms / found.up_ms_per_byte, 0.0), up_bytes_max - up_bytes)
+            up_bytes += round(may_be_bytes)
         self._observe_link(up_bytes, down_bytes, network_ms, now_s)
         self._heard_at_s = now_s
 
@@ -473,8 +487,12 @@ class Planner:
         metered = self._metered()
         if not self._models or self._lost or self._silent or (metered is not None and not metered.may_probe):
             return 0
-        self._probing.spend_at_most(math.inf if metered is None else metered.probe_bytes_per_hour)
-        return self._probing.wanted(self._link.estimate(now_s), surprised=self._link.surprised, now_s=now_s)
+        link = self._link.estimate(now_s)
+        by_meter = math.inf if metered is None else metered.probe_bytes_per_hour
+        joules_per_byte = _at_rates(self._power_model(), link).send_w * link.up_ms_per_byte / 1000.0
+        by_joules = self._probe_joules_per_hour / joules_per_byte if joules_per_byte > 0.0 else math.inf
+        self._probing.spend_at_most(min(by_meter, by_joules))
+        return self._probing.wanted(link, surprised=self._link.surprised, now_s=now_s)
 
     def power(self, now_s: float, name: str | None = None) -> Power:
         """What the device draws above idle while this model runs (None or unknown: on all threads), at the link's

@@ -79,6 +79,8 @@ class _Request:
     sent_at_s: float = 0.0
     up_bytes: int = 0
     """Payload and what was queued before it: all that had to travel first."""
+    up_bytes_max: int = 0
+    """Payload and all that was unanswered: no more had to travel first, whatever the kernel knew of routers' queues."""
 
 
 def _seen(future: asyncio.Future[RemoteReply]) -> None:
@@ -164,6 +166,7 @@ class Waiting:
         except TooLarge as error:  # no mistake of the caller's: the device takes what the companion does not
             raise CompanionRefused(error.code, f"the companion does not take it: {error}") from error
         waiting.sent_at_s, waiting.up_bytes = _now(), ahead + waiting.payload_bytes
+        waiting.up_bytes_max = waiting.payload_bytes + sum(one.payload_bytes for one in self._sent.values())
         self._sent[message.request_id] = waiting
 
     def send_again(self, digest: str, cut: str) -> None:
@@ -235,7 +238,9 @@ class Waiting:
             return False
         down_bytes = incoming.payload.nbytes
         network_ms = max((incoming.received_at_s - waiting.sent_at_s) * 1000 - reply.cloud_ms, 0.0)
-        self._planner.observe_transfer(waiting.up_bytes, down_bytes, network_ms, _now())
+        self._planner.observe_transfer(
+            waiting.up_bytes, down_bytes, network_ms, _now(), up_bytes_max=waiting.up_bytes_max
+        )
         if len(self._reply_bytes) >= REPLY_SIZES_KEPT:
             self._reply_bytes.clear()
         self._reply_bytes[_asks_for(waiting.message)] = down_bytes

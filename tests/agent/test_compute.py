@@ -190,8 +190,10 @@ async def test_the_queue_in_milliseconds_is_what_waits_and_the_rest_of_what_runs
     clock.now_s += 0.040
     assert compute.queue_ms == pytest.approx(120.0)
     assert compute.running_ms == pytest.approx(40.0)
+    clock.now_s += 0.080  # 20 ms late: expected to need as much again
+    assert compute.queue_ms == pytest.approx(60.0 + 20.0)
     clock.now_s += 10.0
-    assert compute.queue_ms == pytest.approx(60.0)
+    assert compute.queue_ms == pytest.approx(60.0 + 100.0)
     gate.may_end.set()
     await asyncio.gather(busy, *tasks)
     assert compute.queue_ms == 0.0

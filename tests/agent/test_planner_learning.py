@@ -13,8 +13,11 @@ import pytest
 
 from agent.planner import Planner
 from split.plan.plan import LOCAL, Placement, PlanEstimate
+from split.plan.power import PowerModel
+from split.plan.probing import PING_BURST_BYTES, PING_COST_BYTES, PROBE_BURST_BYTES
 from split.plan.slow_start import SendWindow
-from tests.agent.test_planner import CUT, TENSOR, choose, knowing_planner
+from split.profiles.radio import Radio
+from tests.agent.test_planner import CUT, SPLIT, TENSOR, choose, knowing_planner
 
 
 def test_a_plan_that_waits_for_tcps_window_is_predicted_so_and_small_payloads_win() -> None:
@@ -163,3 +166,86 @@ def test_o_re_04_load_that_the_estimator_never_saw_is_predicted_and_placed_by(sl
     shared.serve(60 if slower == 1.0 else 300, 1)
     local_by = 20 if slower == 1.0 else 260
     assert np.mean(shared.remote[local_by:]) < 0.1  # now and then one is tried
+
+
+class Wire:
+    """A link of one payload at a time: what is sent waits for what was sent before."""
+
+    def __init__(self, rtt_ms: float, mbit_s: float) -> None:
+        self.rtt_ms, self.ms_per_byte, self.free_at_ms = rtt_ms, 0.008 / mbit_s, 0.0
+
+    def ms(self, size: int, at_ms: float) -> float:
+        """Until the reply of a payload that is sent then."""
+        self.free_at_ms = max(self.free_at_ms, at_ms) + size * self.ms_per_byte
+        return self.free_at_ms + self.rtt_ms - at_ms
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["the kernel says what is ahead", "it says nothing"])
+def test_parts_of_a_batch_on_a_link_that_has_just_fallen_do_not_make_it_seem_slower_than_it_is(known: bool) -> None:
+    """From 2,000 to 5 Mbit/s: four parts of 100 KB are sent 10 ms apart and wait behind each other, 160 ms each."""
+    planner = knowing_planner()
+    planner.connected(max_message_bytes=1 << 28)
+    wire = Wire(2.0, 2_000.0)
+    for n in range(20):
+        planner.observe_transfer(100_000, 40, wire.ms(100_000, n * 1000.0), float(n))
+    wire = Wire(2.0, 5.0)
+    replies = []
+    for part in range(4):
+        at_ms = 30_000.0 + part * 10.0
+        ms = wire.ms(100_000, at_ms)
+        replies.append((at_ms + ms, 100_000 * (part + 1) if known else 100_000, ms, 100_000 * (part + 1)))
+    for number, (done_ms, up_bytes, ms, most) in enumerate(replies, 1):
+        planner.observe_transfer(up_bytes, 40, ms, done_ms / 1000, up_bytes_max=most)
+        if number >= 2:
+            assert planner.snapshot(done_ms / 1000)["link"]["up_mbit_s"] == pytest.approx(5.0, rel=0.25)
+            assert planner.snapshot(done_ms / 1000)["link"]["rtt_ms"] < 30.0
+
+
+def test_probes_are_bounded_by_the_joules_that_sending_them_takes() -> None:
+    """An hour of traffic that stays here, on a link of 1 Mbit/s: a byte is 8 µs of sending, at 2 W 16 µJ."""
+    radio = Radio(base_w=2.0, send_w_per_mbit_s=0.0, receive_w_per_mbit_s=0.0, wait_w=0.0, source="a test")
+    model = PowerModel(compute_w=1.0, radio=radio, measured=False, source="a test")
+
+    def probed_bytes(joules_per_hour: float) -> int:
+        planner = knowing_planner(power=lambda: model, probe_joules_per_hour=joules_per_hour)
+        planner.connected(max_message_bytes=1 << 28)
+        planner.observe_ping(20.0, 0.0)
+        total, now_s = 0, 0.0
+        while now_s < 3600.0:
+            now_s += 0.5
+            choose(planner, now_s=now_s)
+            if padding := planner.probe_wanted(now_s):
+                total += padding + PING_COST_BYTES
+                planner.observe_ping(20.0 + padding * 0.008, now_s, padding_bytes=padding)
+        return total
+
+    free, bounded = probed_bytes(math.inf), probed_bytes(4.0)
+    burst = PROBE_BURST_BYTES + PING_BURST_BYTES
+    assert free > 2 * bounded
+    assert bounded <= 4.0 / 16e-6 * 1.2 + burst  # the rate is known within some percent
+    assert probed_bytes(0.0) <= burst
+
+
+def test_every_stage_is_predicted_within_a_tenth_once_the_world_holds_still() -> None:
+    """Companion, link and device differ from what was profiled, and scatter by 4 %."""
+    rng = np.random.default_rng(11)
+    planner = knowing_planner()
+    planner.connected(max_message_bytes=1 << 28)
+    planner.companion_ready("m", 10.0, 0.5)
+    planner.segment_ready("m", CUT, 7.0)
+    truth = {"head": 20.0 * 1.4, "up": 15.0 + 4_000 * 0.008 / 12, "tail": 7.0 * 1.7, "down": 15.0 + 40 * 0.008 / 12}
+    errors: dict[str, list[float]] = {stage: [] for stage in truth}
+    for n in range(120):
+        now_s = n * 0.2
+        chosen = choose(planner, dataclasses.replace(TENSOR, mode=Placement.SPLIT), now_s).chosen
+        real = {stage: ms * float(np.exp(rng.normal(0, 0.04))) for stage, ms in truth.items()}
+        planner.observe_edge("m", SPLIT, "head", real["head"])
+        planner.observe_transfer(4_000, 40, real["up"] + real["down"], now_s + 0.1)
+        if n % 3 == 0:
+            planner.observe_transfer(50_000, 40, 30.0 + 50_000 * 0.008 / 12, now_s + 0.15)
+        planner.observe_cloud("m", SPLIT, 0.0, real["tail"])
+        if n >= 20:
+            for stage, ms in real.items():
+                errors[stage].append(abs(chosen.stages_ms[stage] / ms - 1.0))
+    for stage, found in errors.items():
+        assert np.mean(found) <= 0.1, stage
