@@ -489,7 +489,7 @@ class Planner:
             return 0
         link = self._link.estimate(now_s)
         by_meter = math.inf if metered is None else metered.probe_bytes_per_hour
-        joules_per_byte = _at_rates(self._power_model(), link).send_w * link.up_ms_per_byte / 1000.0
+        joules_per_byte = _at_rates(self._power_model(), link, 0).send_w * link.up_ms_per_byte / 1000.0
         by_joules = self._probe_joules_per_hour / joules_per_byte if joules_per_byte > 0.0 else math.inf
         self._probing.spend_at_most(min(by_meter, by_joules))
         return self._probing.wanted(link, surprised=self._link.surprised, now_s=now_s)
