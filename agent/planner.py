@@ -35,8 +35,8 @@ from split.plan.underway import Underway
 from split.profiles.contract import Contract
 from split.profiles.measured import ModelProfile
 
-WORTH_A_TABLE: Final = 0.005
-"""A residual that moved a cost by less is not worth a new table (30 µs): measurements scatter by ten times as much."""
+WORTH_A_TABLE: Final = 0.01
+"""A residual that moved a cost by less is not worth a new table (30 µs): measurements scatter by five times as much."""
 
 FAR: Final = 100.0
 """A request that is expected to take so many times more or less than the profiled one teaches nothing about that: an
@@ -425,8 +425,10 @@ class Planner:
         model.cloud.observe(tail_ms, float(known_ms[row]))
         residual = model.tail_residuals.setdefault(key, Residual())
         residual.observe(tail_ms, float(model.cloud_ms[row]) * model.cloud.ratio)
-        better_ms = np.where(model.groups[key], model.cloud_ms * residual.ratio, known_ms)
-        model.table = model.table.with_compute(tail_ms=better_ms)
+        now_ms = float(model.cloud_ms[row]) * residual.ratio
+        if abs(now_ms - float(known_ms[row])) > WORTH_A_TABLE * now_ms:
+            better_ms = np.where(model.groups[key], model.cloud_ms * residual.ratio, known_ms)
+            model.table = model.table.with_compute(tail_ms=better_ms)
 
     def observe_edge(self, name: str, plan: Plan, stage: str, measured_ms: float) -> None:
         """A device stage took `measured_ms` (slowdown in).

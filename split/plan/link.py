@@ -85,10 +85,6 @@ class Link:
     )
 
     def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget everything: another network, another companion."""
         rr = self.PRIOR_RTT_SIGMA_MS**2
         ss = self.PRIOR_MS_PER_BYTE_SIGMA**2
         rate = self.PRIOR_MS_PER_BYTE

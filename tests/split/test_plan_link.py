@@ -113,13 +113,6 @@ def test_nothing_is_known_of_a_link_that_was_never_used() -> None:
     assert found.sigma_ms(100_000, 0) > found.transfer_ms(100_000, 0)
 
 
-def test_the_reset_link_has_forgotten_everything() -> None:
-    link = Link()
-    serve(link, Wire(1.0, 1000.0), 10, 0.0)
-    link.reset()
-    assert link.estimate(99.0) == Link().estimate(99.0)
-
-
 def test_estimates_stay_positive_and_covariances_real_under_arbitrary_measurements() -> None:
     rng = np.random.default_rng(3)
     link, now_s = Link(), 0.0
