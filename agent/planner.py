@@ -17,7 +17,6 @@ import numpy as np
 from split.errors import UnknownModel
 from split.graph.card import ModelCard
 from split.ids import CutId
-from split.plan.constraints import LOCAL_ROW
 from split.plan.decide import decide
 from split.plan.estimate import CloudQueue, Drift, Residual
 from split.plan.exploring import Explorer
@@ -30,7 +29,7 @@ from split.plan.probing import Probing
 from split.plan.scaling import Ratio
 from split.plan.score import REQUEST_METADATA_BYTES
 from split.plan.slow_start import SendWindow
-from split.plan.table import Column, PlanTable
+from split.plan.table import LOCAL_ROW, Column, PlanTable
 from split.plan.underway import Underway
 from split.profiles.contract import Contract
 from split.profiles.measured import ModelProfile

@@ -10,12 +10,11 @@ from typing import Final
 import numpy as np
 
 from split.ids import CutId
-from split.plan.constraints import LOCAL_ROW
 from split.plan.observation import Flags, Observation
 from split.plan.plan import RequestFacts
 from split.plan.predict import Prediction
 from split.plan.score import Score, score, sustains
-from split.plan.table import PlanTable
+from split.plan.table import LOCAL_ROW, PlanTable
 
 TIGHT: Final = 0.5
 """Of a request's budget: what may take more is not tried without need."""
@@ -46,10 +45,9 @@ class Compared:
         """`table` as for `predict`."""
         scored = score(table, observation, facts, prediction, mask)
         values = np.where(mask, scored.value_ms, np.inf)
-        if scored.energy_j is None or scored.money is None:
-            order = values.argsort()
-        else:  # of equals the fastest, then the thriftiest, then the cheapest
-            order = np.lexsort((scored.money, scored.energy_j, prediction.mean_ms, values))
+        others = [one for one in (scored.money, scored.energy_j) if one is not None]
+        # Of equals the fastest, then the thriftiest, then the cheapest.
+        order = np.lexsort((*others, prediction.mean_ms, values)) if others else values.argsort()
         return Compared(
             table=table,
             observation=observation,

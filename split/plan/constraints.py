@@ -7,7 +7,6 @@ Local always may where nothing else can: somebody must answer.
 from __future__ import annotations
 
 import math
-from typing import Final
 
 import numpy as np
 
@@ -16,11 +15,8 @@ from split.plan.observation import Flags, Floats, Observation
 from split.plan.plan import Placement, RequestFacts
 from split.plan.predict import payload_bytes
 from split.plan.score import crossing_units, energy_units, station_units
-from split.plan.table import Column, PlanTable
+from split.plan.table import LOCAL_ROW, Column, PlanTable
 from split.profiles.contract import PRIVACY_ORDER
-
-LOCAL_ROW: Final = 0
-"""`PlanTable` puts local first."""
 
 
 def may_run(table: PlanTable, observation: Observation, facts: RequestFacts, units: Floats) -> Flags:

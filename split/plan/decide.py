@@ -10,14 +10,14 @@ from functools import partial
 from typing import Final
 
 from split.plan.choose import Compared
-from split.plan.constraints import LOCAL_ROW, may_run, only_local, why_unmet, wish_text, wished
+from split.plan.constraints import may_run, only_local, why_unmet, wish_text, wished
 from split.plan.explain import RunnersUp, bound, estimate, here, why_not_split
 from split.plan.exploring import Explorer
 from split.plan.observation import Observation
 from split.plan.parting import in_parts
 from split.plan.plan import Decision, PlanEstimate, RequestFacts
 from split.plan.predict import predict
-from split.plan.table import PlanTable
+from split.plan.table import LOCAL_ROW, PlanTable
 
 RUNNERS_UP: Final = 5
 

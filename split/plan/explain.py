@@ -8,12 +8,12 @@ from typing import Final, overload
 import numpy as np
 
 from split.plan.choose import Compared
-from split.plan.constraints import LOCAL_ROW, never, not_now
+from split.plan.constraints import never, not_now
 from split.plan.observation import Observation
 from split.plan.plan import LOCAL, Placement, PlanEstimate, RequestFacts
 from split.plan.predict import Prediction
 from split.plan.score import REQUEST_METADATA_BYTES
-from split.plan.table import Column, PlanTable
+from split.plan.table import LOCAL_ROW, Column, PlanTable
 
 _STAGES_HERE: Final = dict.fromkeys(
     (

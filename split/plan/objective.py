@@ -9,7 +9,7 @@ that weights are pure numbers and a plan that is better in nothing never has the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -126,12 +126,13 @@ class Objective:
             share = waiting / (waiting + PATIENCE * (1.0 - min(self.throughput / total, 1.0)))
         left = 1.0 - BATTERY_SHARE if battery_low and energy_known else 1.0
         each = left * (1.0 - share) / total
-        return replace(
-            self,
+        return Objective(
             latency=each * time,
             throughput=left * share,
             energy=1.0 - left + each * energy,
             cost=each * cost,
+            sigmas=self.sigmas,
+            rate_min_per_s=self.rate_min_per_s,
         )
 
     def as_mapping(self) -> Mapping[str, float]:

@@ -20,7 +20,7 @@ from split.plan.objective import Objective
 from split.plan.observation import Flags, Floats, Observation
 from split.plan.plan import RequestFacts
 from split.plan.predict import Prediction
-from split.plan.table import Column, PlanTable
+from split.plan.table import LOCAL_ROW, Column, PlanTable
 
 REQUEST_METADATA_BYTES: Final = 4096
 """What a request's message has beside its payload: ids, the names of outputs, how to prepare a picture."""
@@ -64,23 +64,25 @@ def score(
     if waits_ms == 0.0 and not observation.battery_low and objective.time_alone:
         return Score(value_ms=prediction.mean_ms, objective=table.unloaded)
     stations = station_units(observation, facts, prediction.units)
-    units = np.empty((3, len(Column)))
-    units[0] = energy_units(observation, prediction.units, stations)
-    units[1] = money_units(observation, facts, stations)
-    queues_ms = (backlog.device_ms, backlog.link_ms, backlog.companion_ms)
-    units[2] = np.array(queues_ms) @ stations[:3] / waits_ms if waits_ms > 0.0 else 0.0
-    energy_j, money, demand_ms = units @ table.costs
+    energy_j = money = demand_ms = None
+    energy_ref = money_ref = waiting = 0.0
     latency_ms = prediction.mean_ms
-    if (opening := observation.opening) is not None:
-        energy_j += observation.power.compute_w / 1000.0 * opening.run_ms
-    waiting = 0.0
+    if objective.energy > 0.0 or observation.battery_low:
+        energy_j = energy_units(observation, prediction.units, stations) @ table.costs
+        if (opening := observation.opening) is not None:
+            energy_j += observation.power.compute_w / 1000.0 * opening.run_ms
+        energy_ref = _reference(energy_j, LOCAL_ROW)
+    if objective.cost > 0.0:
+        money = money_units(observation, facts, stations) @ table.costs
+        money_ref = _reference(money, int(table.offloads.argmax()))
     if waits_ms > 0.0:
+        prices = np.array((backlog.device_ms, backlog.link_ms, backlog.companion_ms, 0.0)) / waits_ms
+        demand_ms = prices @ stations @ table.costs
         # What waits already is counted by the demand on it.
-        remote = observation.remote
-        ahead_ms = remote.ahead_bytes * remote.link.up_ms_per_byte if remote is not None else 0.0
-        latency_ms = latency_ms - observation.edge_queue_ms - ahead_ms * table.costs[Column.REMOTE]
+        latency_ms = latency_ms - observation.edge_queue_ms
+        if (remote := observation.remote) is not None and remote.ahead_bytes:
+            latency_ms -= remote.ahead_bytes * remote.link.up_ms_per_byte * table.costs[Column.REMOTE]
         waiting = waits_ms / _positive(float(latency_ms[mask].min()))
-    energy_ref, money_ref = _reference(table, energy_j, 0), _reference(table, money, int(table.offloads.argmax()))
     now = objective.at(
         energy_known=energy_ref > 0.0, priced=money_ref > 0.0, battery_low=observation.battery_low, waiting=waiting
     )
@@ -91,7 +93,7 @@ def score(
         (now.energy, energy_j, energy_ref),
         (now.cost, money, money_ref),
     ):
-        if weight > 0.0:
+        if quantity is not None and weight > 0.0:
             value_ms += weight * here_ms / reference * quantity
     return Score(value_ms=value_ms, objective=now, energy_j=energy_j, money=money)
 
@@ -136,7 +138,7 @@ def crossing_units(facts: RequestFacts) -> Floats:
     return units
 
 
-def _reference(table: PlanTable, quantity: Floats, row: int) -> float:
+def _reference(quantity: Floats, row: int) -> float:
     """What this plan takes; the most that any does where that is nothing."""
     return float(quantity[row]) or float(quantity.max())
 

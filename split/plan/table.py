@@ -24,6 +24,9 @@ from split.plan.scaling import Ratio, Scaling
 from split.profiles.contract import PRIVACY_ORDER, Contract
 from split.profiles.measured import CodecCosts, ModelProfile
 
+LOCAL_ROW: Final = 0
+"""`PlanTable` puts local first."""
+
 
 class Column(IntEnum):
     """Rows of `PlanTable.costs`: what each plan costs per unit of state (see `decide.py` for the units)."""
