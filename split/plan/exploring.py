@@ -57,8 +57,14 @@ EVERY: Final = 3
 """Requests from one draw to the next: between them a decision costs 2 µs more, with it 30."""
 
 UNHEARD_REQUESTS: Final = 50
-"""After so many that the device served alone, the companion is worth a request: pings tell about the link only. ANS
-samples by force, too (each T^¼ frames), since what runs here teaches nothing about there."""
+UNHEARD_MAX: Final = 400
+USED_WITHIN: Final = 1000
+"""After so many that the device served alone, the companion is worth a request: pings tell about the link only. Where
+it was not the best within so many, twice as many each time, since it may be so for good (ANS samples by force at
+growing intervals, too: what runs here teaches nothing about there). 50 was the best of 10, 20 and 50 in
+`scripts/simulate`."""
+NEWS: Final = 0.1
+"""A companion that was so much faster than predicted is asked again at once: two surprises are a change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +93,7 @@ class Explorer:
         self._noise2 = NOISE * NOISE
         self._saved_ms = math.nan
         self._asked = 0
-        self._unheard = 0
+        self._unheard, self._patience, self._unused = 0, UNHEARD_REQUESTS, USED_WITHIN
         self.earned_ms = self.spent_ms = 0.0
         """Expected latency of all requests so far, and what was spent on trying."""
 
@@ -98,9 +104,11 @@ class Explorer:
         expected, asked only where it is needed. Called once for each request.
         """
         self._asked += 1
-        if not self._remote[row]:
-            self._unheard += 1
-        draws, unheard = self._asked % EVERY == 0, self._unheard >= UNHEARD_REQUESTS
+        if self._remote[row]:
+            self._patience, self._unused = UNHEARD_REQUESTS, 0
+        else:
+            self._unheard, self._unused = self._unheard + 1, self._unused + 1
+        draws, unheard = self._asked % EVERY == 0, self._unheard >= self._patience
         if self._ratio is None and not draws and not unheard:
             self._earn(float(value_ms[row]))
             return None
@@ -129,8 +137,9 @@ class Explorer:
             return by_residual
         self._saved_ms -= cost_ms
         self.spent_ms += cost_ms
-        if self._remote[tried]:
-            self._unheard = 0
+        if self._remote[tried] and unheard:
+            in_vain = self._unused >= USED_WITHIN
+            self._unheard, self._patience = 0, min(2 * self._patience, UNHEARD_MAX) if in_vain else UNHEARD_REQUESTS
         share = self.spent_ms / self.earned_ms if self.earned_ms > 0.0 else 0.0
         return Explored(
             row=tried,
@@ -148,6 +157,8 @@ class Explorer:
         if self._remote[row]:
             self._unheard = 0
         off = math.log(measured_ms / predicted_ms)
+        if self._remote[row] and off < -NEWS:
+            self._patience = 1
         noise = math.sqrt(self._noise2)
         innovation = off - self._common - self._mean(row)
         limit = CLIP * math.hypot(noise, PRIOR_SIGMA)

@@ -126,16 +126,32 @@ def gaps(rows: list[int], row: int) -> Iterator[int]:
     return (later - sooner for sooner, later in itertools.pairwise(at))
 
 
-@pytest.mark.parametrize(("there_ms", "every"), [(130.0, 50), (180.0, 80)])
-def test_a_companion_that_is_never_used_is_asked_now_and_then(there_ms: float, every: int) -> None:
-    world = World(1, noise=0.02, predicted_ms=np.array([100.0, there_ms]))
-    rows = world.serve(np.array([100.0, there_ms]), 3000)
-    # a percent of 100 ms is earned with each request: 30 ms are there when it is time, 80 are not
-    after = list(gaps(rows, 1))[2:]  # the start's allowance is used up
-    assert len(after) > 20
-    assert min(after) >= UNHEARD_REQUESTS
-    assert sum(after) / len(after) == pytest.approx(every, rel=0.05)
+def test_a_companion_that_is_never_used_is_asked_now_and_then_and_ever_less() -> None:
+    world = World(1, noise=0.02, predicted_ms=np.array([100.0, 130.0]))
+    rows = world.serve(np.array([100.0, 130.0]), 3000)
+    assert list(gaps(rows, 1)) == [50, 100, 200, 400, 400, 400, 400, 400, 400]
     assert world.cost_ms <= 0.01 * world.best_ms + 50.0
+
+
+def test_one_that_was_used_before_is_asked_every_fifty_requests_as_far_as_there_is_something_to_spend() -> None:
+    world = World(1, noise=0.02, predicted_ms=np.array([100.0, 90.0]))
+    world.serve(np.array([100.0, 90.0]), 200)
+    world.predicted_ms = np.array([100.0, 120.0])
+    spent_ms, best_ms = world.cost_ms, world.best_ms
+    rows = world.serve(np.array([100.0, 120.0]), 900)
+    assert rows.count(1) >= 15
+    assert min(list(gaps(rows, 1))[1:]) >= UNHEARD_REQUESTS
+    world.predicted_ms = np.array([100.0, 190.0])  # 90 ms a time, of 1 ms that is earned with each request
+    rows = world.serve(np.array([100.0, 190.0]), 90)
+    assert rows.count(1) <= 3
+    assert world.cost_ms - spent_ms <= 0.01 * (world.best_ms - best_ms) + 0.03 * 10_000.0
+
+
+def test_a_companion_that_turns_out_faster_than_predicted_is_asked_again_at_once() -> None:
+    world = World(1, noise=0.001, predicted_ms=np.array([100.0, 130.0]))  # not near enough to be drawn
+    rows = world.serve(np.array([100.0, 80.0]), 200)
+    first = rows.index(1)
+    assert 1 in rows[first + 1 : first + 4]
 
 
 def test_a_companion_that_is_several_times_slower_is_not_asked() -> None:
