@@ -116,7 +116,7 @@ class Explorer:
         if not fits[row]:
             return None
         arms: Rows = np.flatnonzero(fits & (value_ms <= NEAR * float(value_ms[row])))
-        best, by_residual = row, None
+        best, by_residual, predicted_ms = row, None, float(value_ms[row])
         if self._ratio is not None:
             value_ms = value_ms * self._ratio
             other = int(arms[value_ms[arms].argmin()])
@@ -125,7 +125,7 @@ class Explorer:
                 best = other
                 by_residual = Explored(row=best, cost_ms=0.0, why=f"it has been {faster:.0%} faster than predicted")
         best_ms = float(value_ms[best])
-        self._earn(best_ms)
+        self._earn(min(best_ms, predicted_ms))
         tried = self._sample(arms, value_ms) if draws else None
         if tried in (None, best) and unheard:
             there = np.flatnonzero(fits & self._remote)
