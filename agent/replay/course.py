@@ -27,6 +27,7 @@ class Course:
             for rates in ([m.up_mbit_s for m in trace], [m.down_mbit_s for m in trace])
         )
         self._carried = tuple(self._sums(rates) for rates in self._rates)
+        self.least_edge_ratio = min(moment.edge_ratio for moment in trace)
         self.outages = self._outages()
         """(from, to) of every span in which nothing passes; to is inf where it lasts."""
 

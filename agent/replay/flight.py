@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import IntEnum
 
+from agent.replay.course import Course
 from agent.replay.world import Arrival, Fate, Outcome, World
 from split.plan.plan import LOCAL, Placement, Plan
 
@@ -123,6 +124,25 @@ class Flight:
             fate=Fate.PLANNED if is_remote or plan == LOCAL else Fate.UNSENT,
             stages_ms={},
         )
+
+    def alone_ms(self, course: Course, now_s: float) -> float:
+        """What it takes from `now_s` on if nothing else is under way: no more than it will take."""
+        here_ms = self.here_ms * course.at(now_s).edge_ratio
+        if not self.is_remote:
+            return here_ms
+        could_end_here = self.deadline_at_s < math.inf or bool(course.outages)
+        finished_ms = here_ms + self.finish_ms * course.least_edge_ratio if could_end_here else math.inf
+        leaves_s = course.through_at_s(now_s + here_ms / 1000.0, self.up_load)
+        if leaves_s == math.inf:
+            return finished_ms
+        there_s = leaves_s + self.way_up * course.at(leaves_s).rtt_ms / 2000.0
+        done_s = there_s + self.there_ms * course.at(there_s).cloud_ratio / 1000.0
+        returns_s = course.through_at_s(done_s, self.down_load, down=True)
+        if returns_s == math.inf:
+            return finished_ms
+        returns_s += self.way_down * course.at(returns_s).rtt_ms / 2000.0
+        decode_ms = self.decode_ms * course.at(returns_s).edge_ratio
+        return min((returns_s - now_s) * 1000.0 + decode_ms, finished_ms)
 
     def outcome(self, world: World, now_s: float) -> Outcome:
         """Answered at `now_s`."""

@@ -21,11 +21,12 @@ from enum import IntEnum
 from typing import Final, Literal
 
 from agent.replay.course import Course
+from agent.replay.finishing import due_finishes
 from agent.replay.flight import Finish, Flight, Work
 from agent.replay.world import Fate, Outcome, Policy, World
 from split.plan.plan import Plan
 from split.plan.probing import PING_COST_BYTES
-from split.plan.slack import latest_starts, reserved_ms
+from split.plan.slack import reserved_ms
 
 TICK_S: Final = 0.25
 """How often a policy may ping (`agent/uplink.py`)."""
@@ -33,8 +34,6 @@ PINGS_OUT: Final = 4
 """Unanswered pings at once (`agent/uplink.py`)."""
 LIGHT_BYTES: Final = 256
 """A ping of so little padding passes every queue."""
-EARLY_S: Final = 1e-6
-"""What is due so soon is due (`agent/lateness.py`)."""
 
 
 class _Event(IntEnum):
@@ -120,24 +119,7 @@ class Simulation:
 
     def least_ms(self, plan: Plan) -> float:
         assert self._choosing is not None, "nothing is being chosen"
-        flight, now_s, course = self._flight(self._choosing, plan), self._now_s, self._course
-        here_ms = flight.here_ms * course.at(now_s).edge_ratio
-        if not flight.is_remote:
-            return here_ms
-        finishes_ms = math.inf
-        if flight.deadline_at_s < math.inf or self.world.trace[-1].connected is False:
-            finishes_ms = here_ms + flight.finish_ms * min(moment.edge_ratio for moment in self.world.trace)
-        leaves_s = course.through_at_s(now_s + here_ms / 1000.0, flight.up_load)
-        if leaves_s == math.inf:
-            return finishes_ms
-        there_s = leaves_s + flight.way_up * course.at(leaves_s).rtt_ms / 2000.0
-        done_s = there_s + flight.there_ms * course.at(there_s).cloud_ratio / 1000.0
-        returns_s = course.through_at_s(done_s, flight.down_load, down=True)
-        if returns_s == math.inf:
-            return finishes_ms
-        returns_s += flight.way_down * course.at(returns_s).rtt_ms / 2000.0
-        decode_ms = flight.decode_ms * course.at(returns_s).edge_ratio
-        return min((returns_s - now_s) * 1000.0 + decode_ms, finishes_ms)
+        return self._flight(self._choosing, plan).alone_ms(self._course, self._now_s)
 
     # -- the run ------------------------------------------------------------------------------------------------------
 
@@ -291,27 +273,15 @@ class Simulation:
         watched = [one for one in self._flights.values() if one.waits and one.may_finish]
         if not watched:
             return []
-        now_s, load = self._now_s, self._course.at(self._now_s).edge_ratio
-        free_at_s = now_s + self._queue_ms() / 1000.0
-        behind_at_s = free_at_s + entering_ms * load / 1000.0
-        starts = latest_starts(now_s, [(one.number, one.deadline_at_s, one.reserved_ms) for one in watched])
-        due, hedged, next_at_s = [], [], math.inf
-        for one in watched:
-            could_at_s = behind_at_s if one.deadline_at_s <= deadline_at_s else free_at_s
-            start_at_s, hedge_at_s = starts[one.number], max(one.hedge_at_s, behind_at_s)
-            if start_at_s < could_at_s or start_at_s <= now_s + EARLY_S:
-                due.append(one)
-            elif hedge_at_s <= now_s + EARLY_S:
-                hedged.append(one)
-            else:
-                next_at_s = min(next_at_s, start_at_s, hedge_at_s)
-        if due:
-            return [(one, Fate.LATE) for one in sorted(due, key=lambda one: one.deadline_at_s)]
-        if hedged:
-            return [(min(hedged, key=lambda one: one.deadline_at_s), Fate.HEDGED)]
-        self._due_token += 1
-        self._at(next_at_s, _Event.DUE, token=self._due_token)
-        return []
+        free_at_s = self._now_s + self._queue_ms() / 1000.0
+        behind_at_s = free_at_s + entering_ms * self._course.at(self._now_s).edge_ratio / 1000.0
+        due, next_at_s = due_finishes(
+            watched, now_s=self._now_s, free_at_s=free_at_s, behind_at_s=behind_at_s, deadline_at_s=deadline_at_s
+        )
+        if not due:
+            self._due_token += 1
+            self._at(next_at_s, _Event.DUE, token=self._due_token)
+        return due
 
     def _finish(self, flight: Flight, fate: Fate) -> None:
         flight.fate, flight.finish = fate, Finish.WAITS
