@@ -86,7 +86,8 @@ class Simulation:
         self._computing: int | None = None
         self._down: deque[int] = deque()
         self._returning: int | None = None
-        self._pings: dict[int, tuple[float, int]] = {}
+        self._pings: dict[int, tuple[float, int, bool]] = {}
+        """Number → when it was sent, its padding, whether no request waited for the companion then."""
         self._ping_number = 0
         self._heard_at_s = 0.0
         self._link_is: Literal["up", "silent", "lost"] = "up"
@@ -485,7 +486,7 @@ class Simulation:
 
     def _ping(self, padding: int) -> None:
         self._ping_number -= 1
-        self._pings[self._ping_number] = (self._now_s, padding)
+        self._pings[self._ping_number] = (self._now_s, padding, not self._is_owed)
         self.probe_bytes += padding + PING_COST_BYTES
         if padding > LIGHT_BYTES:
             self._up.append((self._ping_number, float(padding)))
@@ -496,9 +497,9 @@ class Simulation:
             self._at(passes_s + self._course.at(passes_s).rtt_ms / 1000.0, _Event.PONG, self._ping_number, self._epoch)
 
     def _pong(self, number: int) -> None:
-        sent_at_s, padding = self._pings.pop(number)
+        sent_at_s, padding, alone = self._pings.pop(number)
         self._heard_at_s = self._now_s
-        if self._policy is not None:
+        if self._policy is not None and alone:
             self._policy.ponged((self._now_s - sent_at_s) * 1000.0, padding, self._now_s)
 
 

@@ -243,5 +243,5 @@ class Policy(ABC):
         return 0
 
     def ponged(self, rtt_ms: float, padding_bytes: int, now_s: float) -> None:
-        """That ping came back."""
+        """A ping came back that was sent while no request waited for the companion."""
         return
