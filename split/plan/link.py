@@ -38,6 +38,11 @@ class Link:
     SAME_BOTH_WAYS: Final = 0.9
     """Correlation of the two rates before they are known: replies are small, so that up must inform down."""
 
+    AS_UP_RATIO: Final = 0.5
+    """Until something of weight has come down, a byte is told to take as long as up, give or take so much of it. The
+    first reply is learned from with the wide prior all the same; but told so, a megabyte's reply would seem too risky
+    on any link, and what is not used is never learned."""
+
     JITTER_MS: Final = 0.5
     JITTER_RATIO: Final = 0.04
     """Scatter of one transfer, relative to its time: 20 × 400 KB through the lab link scatter by 1–4 %."""
@@ -73,6 +78,7 @@ class Link:
         "_detector",
         "_doubted",
         "_doubted_sigmas",
+        "_down_seen",
         "_last_sigmas",
         "_one_way",
         "_scatter",
@@ -91,6 +97,7 @@ class Link:
         self._belief = Belief(self.PRIOR_RTT_MS, rate, rate, (rr, 0.0, 0.0, ss, self.SAME_BOTH_WAYS * ss, ss))
         self._scatter = self._walk = 1.0
         self._last_sigmas = 0.0
+        self._down_seen = False
         self._slow_start_ratio = 1.0
         self._detector = ChangeDetector()
         self._doubted: list[Measured] = []
@@ -116,8 +123,11 @@ class Link:
     def estimate(self, now_s: float, window: tuple[float, float] = OPEN) -> LinkEstimate:
         """What is known at `now_s`: its covariance is that of the next transfer (not knowing the link, grown since the
         last observation, and the link's own jitter). `window`: TCP's, `SendWindow.at`."""
-        rr, ru, rd, uu, ud, dd = self._grown(now_s).covariance
-        r, u, d, _ = self._belief
+        belief = self._grown(now_s)
+        if self.observations and not self._down_seen:
+            belief = self._as_up(belief)
+        rr, ru, rd, uu, ud, dd = belief.covariance
+        r, u, d, _ = belief
         # (ratio · (r + bytes · u + bytes · d))², expanded.
         jitter = self._scatter * self.JITTER_RATIO**2
         rr += self._scatter * self.JITTER_MS**2 + jitter * r * r
@@ -179,9 +189,16 @@ class Link:
             belief = belief.updated(measured, noise, surprise.ms)
         if window[0] < up_bytes:
             self._learn_slow_start(belief, up_bytes, down_bytes, measured.ms, window)
+        self._down_seen = self._down_seen or down_bytes > _PING_LIKE_BYTES
         self._belief = belief
         self._seen_at_s = now_s
         self.observations += 1
+
+    def _as_up(self, belief: Belief) -> Belief:
+        """down = up · (1 ± AS_UP_RATIO), independent of all that is known."""
+        rr, ru, _, uu, _, _ = belief.covariance
+        asymmetry = self.AS_UP_RATIO * belief.up
+        return belief._replace(down=belief.up, covariance=(rr, ru, ru, uu, uu, uu + asymmetry * asymmetry))
 
     def _measured(
         self, belief: Belief, up_bytes: float, down_bytes: float, ms: float, window: tuple[float, float]

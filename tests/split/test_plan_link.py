@@ -130,3 +130,15 @@ def test_estimates_stay_positive_and_covariances_real_under_arbitrary_measuremen
         )
         eigenvalues = np.linalg.eigvalsh(scaled)
         assert eigenvalues[0] > -1e-6 * max(eigenvalues[2], 1.0)
+
+
+@pytest.mark.parametrize("mbit_s", [2.0, 50.0])
+def test_before_anything_came_down_it_is_told_as_uncertain_as_half_of_what_up_takes(mbit_s: float) -> None:
+    link = Link()
+    for n in range(6):
+        link.observe(0, 0, 10.0, n * 0.5)
+        link.observe(32_768, 0, 10.0 + 32_768 * 0.008 / mbit_s, n * 0.5 + 0.25)
+    told = link.estimate(2.75)
+    reply_ms = 1_000_000 * 0.008 / mbit_s
+    assert told.transfer_ms(0, 1_000_000) == pytest.approx(10.0 + reply_ms, rel=0.05)
+    assert told.sigma_ms(0, 1_000_000) == pytest.approx(0.5 * reply_ms, rel=0.05)
