@@ -34,6 +34,7 @@ from split.profiles.contract import CONTRACT_FILE, Contract, check_contract, con
 from split.profiles.device import load_device, recognise
 from split.profiles.measured import ModelProfile
 from split.profiles.radio import RADIOS, LinkKind
+from split.runtime.accelerators import PROVIDERS
 from split.runtime.machine import read_machine
 from split.tensor import bind_dims
 from split.workbench.inputs import read_inputs
@@ -106,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
         card, profile = profiled(path, cache_folder(arguments), inputs=arguments.inputs, on_progress=on_progress)
     contract = _contract(path, card)
     facts = _facts(card, profile, contract, arguments)
-    table = PlanTable.build(card, profile, contract)
+    table = PlanTable.build(card, profile, contract, _runs_on(arguments))
     table = table.with_compute(tail_ms=table.costs[Column.TAIL] / arguments.cloud_speedup)
     observation = _observation(table, profile, arguments)
     shared = {} if arguments.url is None else _daemons_model(arguments.url, path)
@@ -181,6 +182,14 @@ def _observation(table: PlanTable, profile: ModelProfile, arguments: argparse.Na
         power=_power(arguments, profile),
         prices=Prices(per_byte=arguments.price_per_gb / 1e9, per_companion_ms=arguments.price_per_companion_s / 1e3),
     )
+
+
+def _runs_on(arguments: argparse.Namespace) -> list[str] | None:
+    """What the named device has, in a contract's words; None for this machine, which has measured the model."""
+    if arguments.device is None:
+        return None
+    providers = load_device(arguments.device).providers
+    return [word for word, provider in PROVIDERS.items() if provider in providers]
 
 
 def _power(arguments: argparse.Namespace, profile: ModelProfile) -> Power:

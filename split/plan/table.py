@@ -180,12 +180,12 @@ class PlanTable:
 
     @staticmethod
     def build(
-        card: ModelCard, profile: ModelProfile, contract: Contract, accelerators: Sequence[str] = ("cpu",)
+        card: ModelCard, profile: ModelProfile, contract: Contract, runs_on: Sequence[str] | None = None
     ) -> PlanTable:
         """All measured plans of `card`, in the order local, splits in topological order, offloads.
 
-        The profile must be the card's (same digest); its codecs need not be the contract's. `accelerators`: what this
-        device's engine runs models on, in the contract's words.
+        The profile must be the card's (same digest); its codecs need not be the contract's. `runs_on`: what the
+        device runs models on, in the words of `resource.accelerators`; None: on one of those that the contract names.
         """
         assert card.digest == profile.digest, (card.digest, profile.digest)
         costs_of = {cut.cut: cut for cut in profile.cuts}
@@ -240,7 +240,7 @@ class PlanTable:
         raw = next((codec for codec in profile.input_codecs if codec.codec == "raw"), None)
         reply_ms_per_byte = raw.decode_ms / raw.bytes if raw is not None and raw.bytes > 0 else 0.0
         reasons = tuple(
-            tuple(_why_not(row, max(level, contract_level), private, contract, accelerators) for row in rows)
+            tuple(_why_not(row, max(level, contract_level), private, contract, runs_on) for row in rows)
             for level in range(3)
         )
         assert len(reasons) == 3
@@ -297,11 +297,11 @@ class _Row:
         return self.codec.fidelity.get(contract.data.fidelity.measure)
 
 
-def _why_not(row: _Row, level: int, private: set[str], contract: Contract, accelerators: Sequence[str]) -> str:
+def _why_not(row: _Row, level: int, private: set[str], contract: Contract, runs_on: Sequence[str] | None) -> str:
     """The first constraint of the contract that forbids this plan at this privacy level; "" when none does."""
     codec, usable = row.plan.codec, contract.resource.accelerators
-    if row.plan.placement is not Placement.OFFLOAD and not set(usable) & set(accelerators):
-        return f"resource.accelerators is {', '.join(usable)}: this device runs models on {', '.join(accelerators)}"
+    if row.plan.placement is not Placement.OFFLOAD and runs_on is not None and not set(usable) & set(runs_on):
+        return f"resource.accelerators is {', '.join(usable)}: the device runs models on {', '.join(runs_on)}"
     if codec is None:
         return ""
     if level == 2:

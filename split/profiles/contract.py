@@ -122,10 +122,12 @@ class Behaviour(_Part, frozen=True, kw_only=True):
     latency_p99_ms: _Positive | None = None
     """Deadline of a request that names none; none stated: the daemon's `limits.default_deadline_ms`."""
     throughput_min_per_s: _NotNegative = 0.0
-    """Requests a second that the service must be able to answer; `isthmus validate` holds it to that. 0: nothing asked.
-    """
+    """Requests a second that the service must be able to answer; `isthmus validate` holds it to that, and no
+    plan is chosen that keeps device, link or companion longer than this leaves them, while another does not. 0: nothing
+    asked."""
     service_class: Literal["gold", "silver", "bronze"] = msgspec.field(name="class", default="silver")
-    """Who goes first when there is too much: gold, silver, bronze."""
+    """Who goes first when there is too much: gold, silver, bronze; and what of a plan's time is held against the
+    deadline, its 99.9, 97.7 or 90 % quantile. Where `weights` states nothing, bronze saves joules and money, too."""
     weights: Weights = Weights()
     """What counts, relative to each other; only their ratio matters."""
     fallback: Fallback = Fallback()

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import AgentConfig, load_config
+from agent import daemon
+from agent.config import AgentConfig, Link, load_config
 from split.errors import ConfigError
 
 LEAST = "models: models\nstate_dir: /var/lib/x\ncache_dir: cache\n"
@@ -96,3 +97,9 @@ def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
     assert config.emulation.slowdown == 4
     with pytest.raises(ConfigError, match="environment variable ISTHMUS__LIMIT__X: limit: unknown key"):
         config_of(tmp_path, LEAST, ISTHMUS__LIMIT__X="1")
+
+
+def test_prices_reach_the_planner_by_byte_and_by_millisecond() -> None:
+    prices = daemon._prices(Link(price_per_gb=4.0, price_per_companion_s=0.5))
+    assert prices.per_byte == pytest.approx(4e-9)
+    assert prices.per_companion_ms == pytest.approx(5e-4)

@@ -18,6 +18,7 @@ from split.errors import UnknownModel
 from split.graph.card import CutCard, ModelCard
 from split.graph.growth import CutGrowth, Elements, Extent, Growth, Step
 from split.ids import CutId, ModelDigest
+from split.plan.objective import Prices
 from split.plan.observation import Metered
 from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate, RequestFacts
 from split.plan.power import NO_POWER, PowerModel
@@ -518,6 +519,32 @@ def test_what_others_have_still_to_send_comes_first() -> None:
     assert sum(chosen.stages_ms.values()) == pytest.approx(chosen.predicted_ms)
     ahead = 5_000_000
     assert choose(planner).chosen.plan == LOCAL
+
+
+def test_requests_under_way_share_the_stations_out_until_they_are_done() -> None:
+    planner = connected_planner()
+    first = choose(planner)
+    assert first.chosen.plan == OFFLOAD
+    assert first.objective["throughput"] == 0.0
+    for number in range(20):
+        planner.began(f"r{number}", first, now_s=1.0)
+    crowded = choose(planner)
+    assert crowded.objective["throughput"] > 0.5
+    assert crowded.chosen.plan != OFFLOAD  # 200 ms of work wait at the companion, 20 requests' worth; here none
+    assert choose(planner, now_s=1.5).objective["throughput"] == 0.0  # by the clock that work is done
+    for number in range(20):
+        planner.done(f"r{number}")
+    assert choose(planner).chosen.plan == OFFLOAD
+    planner.began("here", dataclasses.replace(first, chosen=dataclasses.replace(first.chosen, plan=LOCAL)), now_s=1.0)
+    assert choose(planner).objective["throughput"] == 0.0  # the worker's own queue is known
+
+
+def test_prices_are_what_a_plan_costs() -> None:
+    planner = connected_planner(prices=Prices(per_byte=1e-6, per_companion_ms=0.01))
+    chosen = choose(planner).chosen
+    assert chosen.plan == OFFLOAD
+    computed_ms = chosen.stages_ms["cloud_decode"] + chosen.stages_ms["tail"]
+    assert chosen.money == pytest.approx(1e-6 * (50_000 + 40 + 2 * 4096) + 0.01 * computed_ms)
 
 
 def test_a_link_of_which_a_transfer_has_just_surprised_is_weighed_at_once() -> None:

@@ -199,7 +199,7 @@ def cases() -> list[Case]:
     """The states and what was chosen in them; those in which what was asked for may never run are refused, not here."""
     rng = np.random.default_rng(SEED)
     rules = [random_contract(rng) for _ in range(80)]
-    tables = [PlanTable.build(CARD, PROFILE, rule) for rule in rules]
+    tables = [PlanTable.build(CARD, PROFILE, rule, ("cpu",)) for rule in rules]
     found: list[Case] = []
     while len(found) < STATES:
         n = int(rng.integers(len(rules)))
