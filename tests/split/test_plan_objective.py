@@ -84,9 +84,9 @@ def test_a_mix_by_fixed_formula_goes_negative_and_rewards_work_where_ours_cannot
     ("waiting", "throughput_weight", "share"),
     [
         (0.0, 0.0, 0.0),
-        (1.0, 0.0, 0.5),  # one request's work waits: 1 / (1 + V), V = 1
-        (3.0, 0.0, 0.75),
-        (1.0, 1.0, 1.0 / 1.5),  # half the contract's weight is throughput's: V = 0.5
+        (1.0, 0.0, 1.0 / 1.5),  # one request's work waits: 1 / (1 + V), V = 0.5
+        (3.0, 0.0, 3.0 / 3.5),
+        (1.0, 1.0, 1.0 / 1.25),  # half the contract's weight is throughput's: V = 0.25
         (0.0, 1.0, 0.0),  # nothing waits: latency is throughput
     ],
 )
