@@ -282,7 +282,8 @@ class Transfers:
         """`numbers`: bytes → {"network": ms}; at least two of them."""
         points = sorted((int(size), found["network"]) for size, found in numbers.items())
         self._bytes = np.array([size for size, _ in points], float)
-        self._ms = np.maximum.accumulate(np.array([ms for _, ms in points], float))
+        # A stall only makes a transfer longer: fewer bytes take no longer than more.
+        self._ms = np.minimum.accumulate(np.array([ms for _, ms in points], float)[::-1])[::-1]
 
     def ms(self, crossing_bytes: int) -> float:
         """Straight lines between what was measured, the last one going on."""

@@ -90,6 +90,12 @@ def test_transfers_are_straight_lines_that_go_on() -> None:
     assert transfers.ms(10) == pytest.approx(20.0)
 
 
+def test_a_transfer_that_was_stalled_is_taken_for_no_longer_than_a_larger_one() -> None:
+    transfers = Transfers({"1000": {"network": 20.0}, "5000": {"network": 240.0}, "9000": {"network": 40.0}})
+    assert transfers.ms(5000) == pytest.approx(40.0)
+    assert transfers.ms(1000) == pytest.approx(20.0)
+
+
 def test_placements_are_ranked_by_their_fastest_plan() -> None:
     other = Plan(placement=Placement.SPLIT, cut=CutId("1" * 12), codec="raw")
     assert best_of_placements({LOCAL: 5.0, SPLIT: 9.0, other: 4.0}) == {Placement.SPLIT: 4.0, Placement.LOCAL: 5.0}
