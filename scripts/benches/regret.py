@@ -50,7 +50,7 @@ from scripts.pair import PROFILE_TIMEOUT_S
 LAB: Final = "regret"
 TRANSFERS_BY: Final = SUBJECTS[0]
 """The subject whose plans measure the links: photos, from a few KB to 600."""
-CELL_S, CELL_QUICK_S = 25.0, 8.0
+CELL_S, CELL_QUICK_S = 22.0, 8.0
 WORTH: Final = 1.02
 """Splitting is worth something in a cell where the best plan without it takes so many times as long."""
 
