@@ -14,10 +14,10 @@ from split.graph.growth import CutGrowth, Elements, Extent, Growth, Step
 from split.ids import CutId, ModelDigest
 from split.plan.decide import decide, estimate_all
 from split.plan.observation import LinkEstimate, Observation, Opening, RemoteView
-from split.plan.plan import LOCAL, LOSSLESS_CODECS, Placement, Plan, PlanEstimate, RequestFacts
+from split.plan.plan import LOCAL, Placement, Plan, PlanEstimate, RequestFacts
 from split.plan.predict import predict
 from split.plan.table import PlanTable
-from split.profiles.contract import Behaviour, Contract, Data, Fallback, Fidelity, InputContract, Resource
+from split.profiles.contract import Behaviour, Contract, Data, Fallback, Fidelity, InputContract
 from split.profiles.image_spec import ImageSpec
 from split.profiles.measured import CodecCosts, CutCosts, ModelProfile
 from split.tensor import TensorSpec
@@ -553,99 +553,3 @@ def test_the_reason_names_the_constraint_that_bound() -> None:
     assert decision.chosen.plan == LOCAL
     assert "offload encoded would take" in decision.reason
     assert "local-only" in decision.reason
-
-
-# -- properties -----------------------------------------------------------------------------------------------------
-
-
-def test_in_ten_thousand_random_states_a_forbidden_plan_is_never_chosen() -> None:
-    seed = 20261130
-    rng = np.random.default_rng(seed)
-    limits = [None, 999, 1_000, 5_000]
-    weights = {EARLY: 1_000, LATE: 5_000}
-    heavy = [msgspec.structs.replace(cut, head_weight_bytes=weights[cut.id]) for cut in CARD.cuts]
-    card = msgspec.structs.replace(CARD, cuts=tuple(heavy))
-    contracts = [
-        contract(
-            privacy=str(rng.choice(["any", "no-raw-input", "local-only"], p=[0.7, 0.2, 0.1])),
-            depth_min_ratio=float(rng.choice([0.0, 0.3, 0.8])),
-            codecs=tuple(str(c) for c in ("raw", "fp16", "int8", "encoded") if rng.random() < 0.7) or ("raw",),
-            fidelity=Fidelity(measure="kl", bound=float(rng.choice([0.0, 0.05, 1.0]))),
-        )
-        for _ in range(50)
-    ]
-    contracts = [
-        msgspec.structs.replace(c, resource=Resource(memory_bytes=limits[int(rng.integers(len(limits)))]))
-        for c in contracts
-    ]
-    rules = [(c, PlanTable.build(card, PROFILE, c)) for c in contracts]
-    fidelity = {(row.cut, c.codec): c.fidelity for row in PROFILE.cuts for c in row.codecs}
-    fidelity |= {(None, c.codec): c.fidelity for c in PROFILE.input_codecs}
-    share = {EARLY: 0.2, LATE: 0.7}
-    order = ["any", "no-raw-input", "local-only"]
-    for n in range(10_000):
-        rule, table = rules[n % len(rules)]
-        data, most = rule.data, rule.resource.memory_bytes
-        draw = np.exp(rng.normal(0.0, 2.0, 8)).tolist()
-        opened = rng.random(len(table)) < 0.8
-        opened[0] = True
-        remote = RemoteView(
-            link=LinkEstimate(
-                rtt_ms=10 * draw[0],
-                up_ms_per_byte=1e-4 * draw[1],
-                down_ms_per_byte=1e-4 * draw[2],
-                covariance=(draw[3], 0.0, 0.0, 1e-8 * draw[4], 0.0, 1e-8),
-                age_s=1.0,
-            ),
-            beta=draw[5],
-            beta_sigma=0.2,
-            speed_ratio=1.0,
-            image_ms=1.0,
-            queue_ms=draw[6],
-            queue_sigma_ms=1.0,
-            opened=opened,
-            encoded_why_not="pictures decode differently there" if rng.random() < 0.2 else "",
-        )
-        there = rng.random() < 0.9
-        state = Observation(
-            edge_queue_ms=draw[7],
-            slowdown=float(rng.choice([1.0, 5.0, 20.0])),
-            alpha=draw[0],
-            alpha_sigma=0.1,
-            image_ms=7.0,
-            image_ratio=1.0,
-            codec_ratio=1.0,
-            remote=remote if there else None,
-            remote_why_not="" if there else "no companion",
-            incumbent=int(rng.integers(len(table))),
-        )
-        picture = rng.random() < 0.5
-        facts = RequestFacts(
-            budget_ms=float(100 * np.exp(rng.normal(0, 2))),
-            encoded_bytes=6000 if picture else 0,
-            privacy=str(rng.choice(order)),
-            mode=[None, *Placement][int(rng.integers(4))] if rng.random() < 0.3 else None,
-        )
-        try:
-            chosen = decide(table, state, facts).chosen
-        except InvalidRequest:
-            assert facts.mode is not None, (seed, n)
-            continue
-        plan, where = chosen.plan, (seed, n)
-        if plan == LOCAL:
-            continue
-        assert chosen.allowed, where
-        assert there, where
-        assert plan.codec in data.codecs, where
-        assert (
-            plan.codec == "encoded"
-            or plan.codec in LOSSLESS_CODECS
-            or (fidelity[plan.cut, str(plan.codec)].get("kl", np.inf) <= data.fidelity.bound)
-        ), where
-        assert (share[plan.cut] if plan.cut else 0.0) >= data.depth_min_ratio, where
-        strictest = max(facts.privacy, data.privacy, key=order.index)
-        assert strictest != "local-only", where
-        assert strictest == "any" or plan.cut == LATE, where
-        assert most is None or plan.cut is None or weights[plan.cut] <= most, where
-        assert opened[table.row_of[plan]], where
-        assert plan.codec != "encoded" or (picture and not remote.encoded_why_not), where
