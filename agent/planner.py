@@ -283,6 +283,12 @@ class Planner:
         head_ms, encode_ms = model.table.at(facts.sizes).costs[[Column.HEAD, Column.ENCODE], row].tolist()
         return float(head_ms * model.edge.ratio + encode_ms * model.codec.ratio) * self._slowdown
 
+    def reply_bytes(self, name: str, plan: Plan, facts: RequestFacts) -> int:
+        """What the companion's reply to this plan will weigh; 0 where the model's plans are others by now."""
+        table = self._model(name).table
+        row = table.row_of.get(plan)
+        return 0 if row is None else round(float(table.at(facts.sizes).costs[Column.DOWN, row]))
+
     def local_only_reason(self, name: str) -> str:
         """Why this model runs on the device only at this moment; "" when the companion may be used."""
         return self._why_local(self._model(name))
@@ -393,11 +399,12 @@ class Planner:
         """What the kernel says of TCP's window where payloads travel; None: nothing."""
         self._link.windowed(window)
 
-    def observe_late(self, up_bytes: int, network_ms: float, now_s: float) -> None:
-        """A request was given up: the link took at least `network_ms`, what the companion was expected to need taken
-        off. Without it a link that became too slow to answer in time would never teach anything."""
-        if network_ms > self._link.sent_estimate(network_ms, now_s).transfer_ms(up_bytes, 0.0):
-            self._observe_link(up_bytes, 0, network_ms, now_s)
+    def observe_late(self, up_bytes: int, down_bytes: int, network_ms: float, now_s: float) -> None:
+        """A request was given up: the link took at least `network_ms` for it and the reply that was to come, what the
+        companion was expected to need taken off. Without it a link that became too slow to answer in time would never
+        teach anything; without the reply's bytes, what they take would be put down to the round trip."""
+        if network_ms > self._link.sent_estimate(network_ms, now_s).transfer_ms(up_bytes, down_bytes):
+            self._observe_link(up_bytes, down_bytes, network_ms, now_s)
 
     def observe_reply(
         self, digest: str, codec: str, *, down_bytes: int, decode_ms: float, cloud_decode_ms: float

@@ -233,6 +233,7 @@ class Serve:
             priority=_on_the_link(request.priority),
             network_ms=expected_ms["up"] + expected_ms["down"],
             cloud_ms=cloud_ms,
+            reply_bytes=self._planner.reply_bytes(request.model.name, plan, request.facts),
             attempts=request.model.contract.behaviour.retry.attempts,
             made={spec.name: spec.dtype for spec in request.model.card.outputs},
         )

@@ -204,6 +204,7 @@ class Uplink:
         priority: Priority,
         network_ms: float = 0.0,
         cloud_ms: float = 0.0,
+        reply_bytes: int = 0,
         attempts: int = 1,
         made: Mapping[str, str] = MappingProxyType({}),
     ) -> Asked:
@@ -216,6 +217,7 @@ class Uplink:
             priority=priority,
             network_ms=network_ms,
             cloud_ms=cloud_ms,
+            reply_bytes=reply_bytes,
             attempts=attempts,
             made=made,
         )

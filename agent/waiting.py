@@ -73,6 +73,8 @@ class _Request:
     network_ms: float
     cloud_ms: float
     """What network and companion are expected to need of the time."""
+    reply_bytes: int
+    """What its reply is expected to weigh."""
     attempts: int
     made: Mapping[str, str]
     """Element types of the model's outputs."""
@@ -125,15 +127,16 @@ class Waiting:
         priority: Priority,
         network_ms: float = 0.0,
         cloud_ms: float = 0.0,
+        reply_bytes: int = 0,
         attempts: int = 1,
         made: Mapping[str, str] = MappingProxyType({}),
     ) -> Asked:
         """Send one request, and again while `attempts` and its budget last when a connection takes it with it.
 
-        `network_ms`, `cloud_ms`: what the link and the companion are expected to need, so that lateness is not
-        all put down to the link, and nothing is sent again that would come too late. `made`: element types of
-        the model's outputs; a reply with others is none. The payload must not change until `abandon`. Raises
-        ConnectionLost when there is no connection, Overloaded when the channel's byte bound is reached or the
+        `network_ms`, `cloud_ms`, `reply_bytes`: what the link and the companion are expected to need and to send, so
+        that lateness is not all put down to the way up, and nothing is sent again that would come too late. `made`:
+        element types of the model's outputs; a reply with others is none. The payload must not change until `abandon`.
+        Raises ConnectionLost when there is no connection, Overloaded when the channel's byte bound is reached or the
         metered bytes are used up, CompanionRefused (TOO_LARGE) for a message that the companion does not take.
         """
         loop = asyncio.get_running_loop()
@@ -147,6 +150,7 @@ class Waiting:
             payload_bytes=sum(memoryview(part).nbytes for part in payload),
             network_ms=network_ms,
             cloud_ms=cloud_ms,
+            reply_bytes=reply_bytes,
             attempts=attempts,
             made=made,
         )
@@ -204,7 +208,7 @@ class Waiting:
             return
         now_s = _now()
         network_ms = (now_s - waiting.sent_at_s) * 1000 - waiting.cloud_ms
-        self._planner.observe_late(waiting.up_bytes, network_ms, now_s)
+        self._planner.observe_late(waiting.up_bytes, waiting.reply_bytes, network_ms, now_s)
         attempt = waiting.message.attempt
         self._channel.forget(request_id, attempt)
         try:

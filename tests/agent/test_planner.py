@@ -378,14 +378,24 @@ def test_a_link_too_slow_to_answer_in_time_is_left_after_two_late_requests() -> 
     planner = connected_planner()
     for n in range(2):
         assert choose(planner, now_s=1.0 + n).chosen.plan == OFFLOAD
-        planner.observe_late(50_000, 900.0, 1.9 + n)
+        planner.observe_late(50_000, 40, 900.0, 1.9 + n)
     assert choose(planner, now_s=3.0).chosen.plan != OFFLOAD
+
+
+def test_a_large_reply_that_did_not_come_in_time_is_not_put_down_to_the_round_trip() -> None:
+    planner = connected_planner()  # 1 ms, 100 Mbit/s
+    for n in range(4):
+        planner.observe_late(50_000, 1_000_000, 900.0, 1.9 + n)
+        planner.observe_ping(1.0, 2.0 + n)
+    link = planner.snapshot(5.1)["link"]
+    assert link["rtt_ms"] < 10.0
+    assert link["down_mbit_s"] < 15.0  # a megabyte in 0.9 s
 
 
 def test_a_request_given_up_early_says_nothing_about_the_link() -> None:
     planner = connected_planner()
     before = planner.snapshot(1.0)["link"]
-    planner.observe_late(50_000, 2.0, 1.0)
+    planner.observe_late(50_000, 40, 2.0, 1.0)
     assert planner.snapshot(1.0)["link"] == before
 
 

@@ -97,7 +97,10 @@ class Ours(Policy):
             expected_ms = decision.chosen.stages_ms
             there_ms = expected_ms["cloud_queue"] + expected_ms["cloud_decode"] + expected_ms["tail"]
             self._planner.observe_late(
-                outcome.ahead_bytes + self._payload_bytes(outcome), outcome.waited_ms - there_ms, now_s
+                outcome.ahead_bytes + self._payload_bytes(outcome),
+                self._stages(outcome, outcome.plan).down_bytes,
+                outcome.waited_ms - there_ms,
+                now_s,
             )
 
     def silent(self, now_s: float) -> None:
