@@ -4,7 +4,7 @@ missed deadlines, joules, bytes and money, doing nothing included."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,10 +14,7 @@ from agent.commands.options import daemon_url, positive
 from agent.http_client import DaemonClient
 from agent.record import FILE_BYTES_MAX, BadRecord, Record, unpack
 from agent.replay.known import Known
-from agent.replay.policies.fixed import Local, Offload
-from agent.replay.policies.oracle import Oracle
-from agent.replay.policies.ours import Ours
-from agent.replay.policies.two_way import TwoWay
+from agent.replay.policies.field import FIELD
 from agent.replay.recording import AsItWas, Recording, outcomes_as_they_were, replayable
 from agent.replay.simulate import simulate
 from agent.replay.tally import Tally, in_words, size_text, tally
@@ -30,20 +27,15 @@ from split.profiles.radio import RADIOS, LinkKind
 
 PATH: Final = "/v2/isthmus/record"
 AS_IT_WAS: Final = "as it was"
+REPLAYED: Final = "as it was, replayed"
 NOTHING: Final = "do nothing"
 OURS: Final = "isthmus"
 AGREES_RATIO: Final = 0.1
 """What the replay of the plans that were chosen may be off from what was measured before it is called doubtful."""
 
-POLICIES: Final[dict[str, Callable[[Recording], Policy]]] = {
-    "as it was, replayed": AsItWas,
-    NOTHING: lambda recording: Local(),
-    "offload": lambda recording: Offload("raw"),
-    "offload encoded": lambda recording: Offload("encoded"),
-    "two-way rule": lambda recording: TwoWay(),
-    OURS: lambda recording: Ours({name: Known.of(plans) for name, plans in recording.world.models.items()}),
-    "oracle": lambda recording: Oracle(),
-}
+SAID: Final = {"local": NOTHING, "ours": OURS}
+"""How the table calls some of the policies."""
+POLICIES: Final = (REPLAYED, *SAID, *(name for name in FIELD if name not in SAID))
 """By the names that `--policy` takes."""
 
 
@@ -57,7 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--save", type=Path, metavar="FILE", help="with --url: keep what was fetched")
     parser.add_argument(
-        "--policy", action="append", choices=tuple(POLICIES), help="replay only this one (again for more; default: all)"
+        "--policy",
+        action="append",
+        choices=POLICIES,
+        metavar="NAME",
+        help=f"replay only this one, again for more (default, all: {', '.join(POLICIES)})",
     )
     parser.add_argument("--price-per-gb", type=_price, metavar="MONEY", help="instead of the configured one")
     parser.add_argument("--price-per-companion-s", type=_price, metavar="MONEY", help="instead of the configured one")
@@ -77,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     recording = replayable(record, prices=_prices(args, record), power=_power(args))
     outcomes = {AS_IT_WAS: outcomes_as_they_were(recording)}
     for name in args.policy or POLICIES:
-        outcomes[name] = simulate(recording.world, POLICIES[name](recording))
+        outcomes[SAID.get(name, name)] = simulate(recording.world, _policy(name, recording))
     tallies = [tally(name, found, recording.weights) for name, found in outcomes.items()]
     if args.plot is not None:
         from agent.commands.audit_plot import draw
@@ -89,6 +85,13 @@ def run(args: argparse.Namespace) -> int:
         for line in _lines(record, recording, tallies):
             print(line)
     return 0
+
+
+def _policy(name: str, recording: Recording) -> Policy:
+    if name == REPLAYED:
+        return AsItWas(recording)
+    known = {model: Known.of(plans) for model, plans in recording.world.models.items()}
+    return FIELD[name](recording.world, known)
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -146,7 +149,7 @@ def _power(args: argparse.Namespace) -> Power | None:
 def _off(tallies: Sequence[Tally]) -> float | None:
     """How far the replay of the chosen plans is from what was measured, of the mean."""
     found = {one.policy: one for one in tallies}
-    replayed = found.get("as it was, replayed")
+    replayed = found.get(REPLAYED)
     return None if replayed is None else replayed.mean_ms / found[AS_IT_WAS].mean_ms - 1.0
 
 
@@ -187,18 +190,18 @@ def _lines(record: Record, recording: Recording, tallies: Sequence[Tally]) -> It
         yield f"the last {record.torn_bytes} bytes are torn or damaged, and left out"
     yield ""
     joules = "JOULES" if power.source else ""
-    yield f"{'':<20} {'MEAN MS':>9} {'P95 MS':>9} {'MISSED':>7} {joules:>9} {'BYTES':>9} {'MONEY':>9} {'LOCAL':>6}"
+    yield f"{'':<26} {'MEAN MS':>9} {'P95 MS':>9} {'MISSED':>7} {joules:>9} {'BYTES':>9} {'MONEY':>9} {'LOCAL':>6}"
     for one in tallies:
         energy = f"{one.joules:.4g}" if power.source else ""
         money = f"{one.money:.3g}" if one.money else "–"
         yield (
-            f"{one.policy:<20} {one.mean_ms:>9.2f} {one.p95_ms:>9.2f} {one.missed:>7} {energy:>9} "
+            f"{one.policy:<26} {one.mean_ms:>9.2f} {one.p95_ms:>9.2f} {one.missed:>7} {energy:>9} "
             f"{size_text(one.bytes):>9} {money:>9} {one.local_ratio:>6.0%}"
         )
     yield ""
     if power.source:
         how = "compute measured on this device" if power.measured else "modelled"
-        yield f"energy above idle, {how} ({power.source})"
+        yield f"energy above idle, {how}: {power.source.removeprefix('modelled: ')}"
     else:
         yield "energy is not known: --device NAME takes a device's data sheet"
     if (off := _off(tallies)) is not None:

@@ -718,6 +718,12 @@ async def test_infer_does_not_unpickle(command: Any, tmp_path: Path) -> None:
         await command(infer, "net", str(tmp_path / "none.npz"))
 
 
+async def test_the_record_of_the_last_hour_is_fetched_as_it_is(service: Echo) -> None:
+    async with serving(service) as api:
+        client = DaemonClient(f"http://127.0.0.1:{api.ports[0]}")
+        assert await asyncio.to_thread(client.fetch, "/v2/isthmus/record") == b"record"
+
+
 async def test_status_shows_models_companion_and_emulation(command: Any) -> None:
     text = await command(status)
     assert "cloud.example:7443: connected, 40 ms round trip" in text

@@ -89,7 +89,9 @@ class Neurosurgeon(_Surgeon):
         measured = [(shares[cut.cut], cut.head_ms) for cut in known.profile.cuts if cut.cut in shares]
         points = np.array([*measured, (1.0, known.profile.whole_ms)])
         found = {LOCAL: 1.0, Plan(placement=Placement.OFFLOAD, codec="raw"): 0.0}
-        slope, level = np.polyfit(points[:, 0], points[:, 1], 1) if len(points) > 1 else (known.profile.whole_ms, 0.0)
+        slope, level = (
+            np.polyfit(points[:, 0], points[:, 1], 1) if np.ptp(points[:, 0]) > 1e-3 else (known.profile.whole_ms, 0.0)
+        )
         for cut, share in shares.items():
             predicted_ms = float(np.clip(level + slope * share, 0.0, known.profile.whole_ms))
             found[Plan(placement=Placement.SPLIT, cut=cut, codec="raw")] = predicted_ms / known.profile.whole_ms
