@@ -157,7 +157,7 @@ class Flight:
             fate=self.fate,
             total_ms=total_ms,
             stages_ms=self.stages_ms,
-            missed=now_s > self.deadline_at_s + 1e-9,
+            missed=self.fate is Fate.GIVEN_UP or now_s > self.deadline_at_s + 1e-9,
             joules=world.power.joules(
                 compute_ms=self.compute_ms,
                 send_ms=self.sent_ms,

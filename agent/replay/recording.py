@@ -80,6 +80,7 @@ def replayable(record: Record, *, prices: Prices | None = None, power: Power | N
             or Prices(per_byte=head.price_per_gb / 1e9, per_companion_ms=head.price_per_companion_s / 1e3),
             lost_after_s=0.0,  # the trace says when there was none
             back_after_s=0.0,
+            gives_up=True,
         ),
         happened=tuple(laid),
         zero_s=zero_s,

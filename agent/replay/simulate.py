@@ -51,6 +51,7 @@ class _Event(IntEnum):
     LOST = 9
     BACK = 10
     TICK = 11
+    GIVE_UP = 12
 
 
 class Simulation:
@@ -200,6 +201,8 @@ class Simulation:
                 self._back()
             case _Event.TICK if self._ticks:
                 self._tick()
+            case _Event.GIVE_UP if number in self._flights:
+                self._give_up(self._flights[number])
             case _:
                 pass  # void
 
@@ -207,6 +210,8 @@ class Simulation:
 
     def _begin(self, number: int, plan: Plan) -> None:
         flight = self._flights[number] = self._flight(number, plan)
+        if self.world.gives_up and flight.deadline_at_s < math.inf:
+            self._at(flight.deadline_at_s, _Event.GIVE_UP, number)
         self._enter(flight, Work.PREPARE)
 
     def _enter(self, flight: Flight, work: Work) -> None:
@@ -289,6 +294,14 @@ class Simulation:
         if fate is Fate.LATE:
             self._suspect()
         self._enter(flight, Work.FINISH)
+
+    def _give_up(self, flight: Flight) -> None:
+        """Its deadline is here: an error is its answer; what of it has not begun never will."""
+        flight.fate = Fate.GIVEN_UP
+        if "queue" not in flight.stages_ms:
+            flight.stages_ms["queue"] = (self._now_s - flight.entered_at_s) * 1000.0
+            self._waiting_ms = max(self._waiting_ms - flight.here_ms, 0.0)
+        self._answer(flight)
 
     def _answer(self, flight: Flight) -> None:
         """The first answer is the answer; the rest is called off."""

@@ -75,7 +75,7 @@ class Arrival:
 
 
 class Fate(StrEnum):
-    """How a remote plan ended; a local one is always `PLANNED`."""
+    """How a remote plan ended; a local one is always `PLANNED` or `GIVEN_UP`."""
 
     PLANNED = "planned"
     LATE = "late"
@@ -86,6 +86,8 @@ class Fate(StrEnum):
     """The connection went away, the finish began at once."""
     UNSENT = "unsent"
     """There was no companion to send to: it ran here from the start."""
+    GIVEN_UP = "given up"
+    """No answer by its deadline, in a world that gives up then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +155,9 @@ class World:
     every policy and plan meets the same ones."""
     seed: int = 0
     slow_start: SlowStart | None = None
+    gives_up: bool = False
+    """Whether a request ends at its deadline with an error, as in the daemon; otherwise late answers count as late as
+    they come, which tells policies apart."""
     lost_after_s: float = 5.0
     """A link that is down for longer loses its connection (`SILENCE_S` of `agent/uplink.py`)."""
     back_after_s: float = 1.0

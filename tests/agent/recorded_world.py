@@ -74,7 +74,7 @@ def entry(outcome: Outcome, decision: Decision) -> Entry:
     stages_ms["queue"] = stages_ms.get("queue", 0.0) + stages_ms.pop("finish_queue", 0.0)
     stages_ms["network"] = stages_ms.pop("up", 0.0) + stages_ms.pop("down", 0.0)
     here = outcome.plan == LOCAL or outcome.fate is not Fate.PLANNED
-    arrival = outcome.arrival
+    arrival, failed = outcome.arrival, outcome.fate is Fate.GIVEN_UP
     return Entry(
         model=arrival.model,
         received_at_s=arrival.at_s,
@@ -82,9 +82,10 @@ def entry(outcome: Outcome, decision: Decision) -> Entry:
         facts=RequestFacts(budget_ms=min(arrival.deadline_ms, 30_000.0), encoded_bytes=arrival.encoded_bytes),
         decision=decision,
         total_ms=outcome.total_ms,
-        ran=LOCAL if here else outcome.plan,
-        fallback="" if outcome.fate is Fate.PLANNED else str(outcome.fate),
-        stages_ms=stages_ms,
+        ran=None if failed else LOCAL if here else outcome.plan,
+        fallback="" if failed or outcome.fate is Fate.PLANNED else str(outcome.fate),
+        stages_ms={} if failed else stages_ms,
+        error="DEADLINE_EXCEEDED" if failed else "",
     )
 
 
@@ -101,17 +102,28 @@ def arrivals(count: int, every_s: float, *, deadline_ms: float = 500.0, seed: in
 
 GOOD = (Moment(at_s=0.0, up_mbit_s=20.0, down_mbit_s=40.0, rtt_ms=20.0),)
 WORLDS: dict[str, Callable[[], World]] = {
-    "steady": lambda: World(models={"m": PLANS}, trace=GOOD, arrivals=arrivals(400, 0.2)),
-    "scattered": lambda: World(models={"m": PLANS}, trace=GOOD, arrivals=arrivals(400, 0.2), jitter=0.15),
-    "busy": lambda: World(models={"m": PLANS}, trace=GOOD, arrivals=arrivals(600, 0.04), jitter=0.1),
+    "steady": lambda: World(gives_up=True, models={"m": PLANS}, trace=GOOD, arrivals=arrivals(400, 0.2)),
+    "scattered": lambda: World(
+        gives_up=True, models={"m": PLANS}, trace=GOOD, arrivals=arrivals(400, 0.2), jitter=0.15
+    ),
+    "busy": lambda: World(gives_up=True, models={"m": PLANS}, trace=GOOD, arrivals=arrivals(600, 0.04), jitter=0.1),
     "slow device": lambda: World(
-        models={"m": PLANS}, trace=GOOD, arrivals=arrivals(400, 0.5, deadline_ms=2000.0), slowdown=5.0, jitter=0.1
+        gives_up=True,
+        models={"m": PLANS},
+        trace=GOOD,
+        arrivals=arrivals(400, 0.5, deadline_ms=2000.0),
+        slowdown=5.0,
+        jitter=0.1,
     ),
     "steps of the rate": lambda: World(
-        models={"m": PLANS}, trace=traces.rate_steps(), arrivals=arrivals(400, 0.2), jitter=0.1
+        gives_up=True, models={"m": PLANS}, trace=traces.rate_steps(), arrivals=arrivals(400, 0.2), jitter=0.1
     ),
-    "outage": lambda: World(models={"m": PLANS}, trace=traces.outage(), arrivals=arrivals(400, 0.2), jitter=0.1),
-    "mobile": lambda: World(models={"m": PLANS}, trace=traces.lte_walk(), arrivals=arrivals(600, 0.2), jitter=0.1),
+    "outage": lambda: World(
+        gives_up=True, models={"m": PLANS}, trace=traces.outage(), arrivals=arrivals(400, 0.2), jitter=0.1
+    ),
+    "mobile": lambda: World(
+        gives_up=True, models={"m": PLANS}, trace=traces.lte_walk(), arrivals=arrivals(600, 0.2), jitter=0.1
+    ),
 }
 
 

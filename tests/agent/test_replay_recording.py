@@ -12,7 +12,7 @@ from agent.replay.policies.fixed import Local
 from agent.replay.policies.ours import Ours
 from agent.replay.recording import AsItWas, Recording, outcomes_as_they_were, replayable
 from agent.replay.simulate import simulate
-from agent.replay.world import Outcome
+from agent.replay.world import Arrival, Moment, Outcome, Stages, World
 from split.plan.objective import Prices
 from split.plan.plan import LOCAL
 from tests.agent.recorded_world import POWER, WORLDS, recorded
@@ -39,8 +39,7 @@ def test_replaying_what_was_done_comes_to_what_was_measured(name: str) -> None:
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_what_nobody_did_comes_to_what_it_would_have_taken(name: str) -> None:
-    """The world that was recorded from is the truth: everything local in it, and in its recording. Where that is more
-    than the device can do (busy), a per cent of a model's time is several of the waiting."""
+    """The world that was recorded from is the truth: everything local in it, and in its recording."""
     truth = simulate(recorded(name)[0], Local())
     assert total_ms(simulate(replayed(name).world, Local())) == pytest.approx(total_ms(truth), rel=0.1)
 
@@ -95,6 +94,23 @@ def test_plans_that_the_contract_forbids_are_not_replayed_unless_they_ran() -> N
 
 def _private(row: object) -> list[object]:
     return [2 if field == "privacy" else getattr(row, field) for field in row.__struct_fields__]  # type: ignore[attr-defined]
+
+
+def test_a_request_of_a_recording_ends_at_its_deadline_and_leaves_the_queue() -> None:
+    """100 ms each. The first runs, and is given up at 50 ms; the third, the most urgent, is given up before its turn;
+    the second runs from 100 to 200 ms."""
+    deadlines_ms = (50.0, 200.0, 60.0)
+    world = World(
+        models={"m": {LOCAL: Stages(head_ms=100.0)}},
+        trace=(Moment(at_s=0.0, up_mbit_s=1.0, down_mbit_s=1.0, rtt_ms=1.0),),
+        arrivals=[Arrival(at_s=n / 100, model="m", deadline_ms=ms) for n, ms in enumerate(deadlines_ms)],
+        gives_up=True,
+    )
+    found = simulate(world, Local())
+    assert [one.total_ms for one in found] == pytest.approx([50.0, 190.0, 60.0])
+    assert [one.missed for one in found] == [True, False, True]
+    assert found[2].stages_ms == {"queue": pytest.approx(60.0)}
+    assert replayed("steady").world.gives_up
 
 
 def test_a_record_without_requests_is_refused() -> None:

@@ -93,7 +93,7 @@ class Ours(Policy):
             self._planner.observe_total(outcome.arrival.model, outcome.plan, outcome.total_ms, predicted_ms)
         if outcome.fate is Fate.PLANNED and outcome.plan != LOCAL:
             self._answered(outcome, now_s)
-        elif outcome.fate in (Fate.LATE, Fate.HEDGED):
+        elif outcome.fate in (Fate.LATE, Fate.HEDGED, Fate.GIVEN_UP) and outcome.waited_ms > 0.0:
             expected_ms = decision.chosen.stages_ms
             there_ms = expected_ms["cloud_queue"] + expected_ms["cloud_decode"] + expected_ms["tail"]
             self._planner.observe_late(
