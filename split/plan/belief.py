@@ -16,6 +16,9 @@ FASTEST_MS_PER_BYTE: Final = 0.008 / 40_000.0
 FALL_MAX: Final = 0.01
 """What one measurement leaves of each at least: a straight line through one time leads below zero soon."""
 
+DOWN_FALL_MAX: Final = 0.3
+"""The same of the rate down, which replies of a few hundred bytes hardly show."""
+
 
 class Measured(NamedTuple):
     """One exchange: it took `ms` = rounds · rtt + up_bytes · up + down_bytes · down."""
@@ -76,7 +79,7 @@ class Belief(NamedTuple):
         return Belief(
             max(self.rtt + pr * step, FALL_MAX * self.rtt, RTT_MIN_MS),
             max(self.up + pu * step, FALL_MAX * self.up, FASTEST_MS_PER_BYTE),
-            max(self.down + pd * step, FALL_MAX * self.down, FASTEST_MS_PER_BYTE),
+            max(self.down + pd * step, DOWN_FALL_MAX * self.down, FASTEST_MS_PER_BYTE),
             (
                 rr - pr * pr / total,
                 ru - pr * pu / total,

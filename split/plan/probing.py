@@ -24,13 +24,16 @@ PROBE_BYTES_MIN: Final = 1024
 PROBE_BURST_BYTES: Final = 4 * PROBE_BYTES
 PING_BURST_BYTES: Final = 128 * PING_COST_BYTES
 """What may be spent at once after a quiet time: four of the heaviest probes, a minute of pings under traffic."""
-PROBE_MS: Final = 20.0
-"""A probe is as heavy as the link carries in so long, within these bounds: seen above the jitter, in nobody's way. The
-slower the link seems, the lighter the probe that shows that it has become faster."""
+PROBE_MS: Final = (5.0, 20.0)
+PROBE_RTT_RATIO: Final = 0.25
+"""A probe is as heavy as the link carries in so long, within these bounds: six times the jitter of the round trip
+(`Link.JITTER_RATIO`), in nobody's way. The slower the link seems, the lighter the probe that shows that it has become
+faster, and the longer the bytes last. The first one of a connection is the heaviest: nothing is known yet."""
+PROBE_SHARE: Final = 4
+"""A probe takes no more than this part of what may be spent at once, so that there is always something left for a
+surprise: on a fast link four full ones would be all for half a minute."""
 PROBE_BUSY_S: Final = 3.0
 """Under traffic that stays local, the rate is looked at so often."""
-RATE_SIGMA_MAX: Final = 0.5
-"""A rate known worse than this (relative) is worth a probe."""
 
 
 class Probing:
@@ -67,7 +70,7 @@ class Probing:
         """Bytes of padding of a ping that would be worth its cost now; 0: none. What is returned counts as sent.
 
         The round trip is asked for every 0.5 s under traffic and every 15 s otherwise; the rate once after a connect,
-        and under traffic every 3 s, or where it is unsure; at once after a surprise (`surprised`: the last transfer did
+        and under traffic every 3 s; at once after a surprise (`surprised`: the last transfer did
         not fit what was known).
         """
         busy = now_s - self._decided_at_s < BUSY_S
@@ -76,8 +79,11 @@ class Probing:
         fresh = min(link.age_s, now_s - self._probed_at_s) < every_s
         if fresh and not at_once and not self._first_weight_due(link, now_s):
             return 0
-        weight = int(min(max(PROBE_MS / link.up_ms_per_byte, PROBE_BYTES_MIN), PROBE_BYTES))
-        due = self._first_weight_due(link, now_s) or (busy and self._weight_due(link, surprised, now_s))
+        first = self._first_weight_due(link, now_s)
+        carried_ms = PROBE_MS[1] if first else min(max(PROBE_RTT_RATIO * link.rtt_ms, PROBE_MS[0]), PROBE_MS[1])
+        affordable = max(self._probe_room.left(now_s) / PROBE_SHARE, PROBE_BYTES_MIN)
+        weight = int(min(max(carried_ms / link.up_ms_per_byte, PROBE_BYTES_MIN), PROBE_BYTES, affordable))
+        due = first or (busy and self._weight_due(link, surprised, now_s))
         if due and self._probe_room.take(weight + PING_COST_BYTES, now_s):
             self._probed_at_s = self._weighed_at_s = now_s
             return weight
@@ -93,9 +99,7 @@ class Probing:
     def _weight_due(self, link: LinkEstimate, surprised: bool, now_s: float) -> bool:
         if math.isinf(link.age_s):
             return False
-        sigma_ms = math.sqrt(max(link.covariance[3], 0.0)) * PROBE_BYTES
-        unsure = sigma_ms > max(RATE_SIGMA_MAX * link.up_ms_per_byte * PROBE_BYTES, 1.0)
-        return unsure or surprised or now_s - self._weighed_at_s >= PROBE_BUSY_S
+        return surprised or now_s - self._weighed_at_s >= PROBE_BUSY_S
 
 
 class _Room:
@@ -107,11 +111,15 @@ class _Room:
         self._left = math.inf
         self._filled_at_s = -math.inf
 
-    def take(self, cost: float, now_s: float) -> bool:
-        """Spend it if it is there."""
+    def left(self, now_s: float) -> float:
+        """What may be spent now."""
         most = min(self._burst_bytes, self.bytes_per_hour)
         refill = max(now_s - self._filled_at_s, 0.0) * self.bytes_per_hour / 3600.0 if self.bytes_per_hour else 0.0
-        self._left, self._filled_at_s = min(most, self._left + refill), now_s
+        return min(most, self._left + refill)
+
+    def take(self, cost: float, now_s: float) -> bool:
+        """Spend it if it is there."""
+        self._left, self._filled_at_s = self.left(now_s), now_s
         if cost > self._left:
             return False
         self._left -= cost

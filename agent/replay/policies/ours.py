@@ -3,6 +3,7 @@ it, and nothing else; it hedges as `serve` does. Not a copy: what is changed in 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -11,12 +12,16 @@ from agent.replay.known import Known
 from agent.replay.world import Arrival, Fate, Outcome, Policy, Stages, View
 from split.plan.hedging import HEDGING, REPLY_STAGES, Replies, hedge_after_ms
 from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
+from split.plan.probing import PING_BYTES
 from split.plan.slack import MARGIN_MS
+from split.plan.slow_start import INITIAL_SEGMENTS, SendWindow
 
 MESSAGE_BYTES_MAX: Final = 256 << 20
 """What the companion takes."""
 BUDGET_MAX_MS: Final = 30_000.0
 """`limits.default_deadline_ms`: the budget of a request without a deadline."""
+
+_PROBE: Final = -1
 
 
 class Ours(Policy):
@@ -37,19 +42,25 @@ class Ours(Policy):
         self._turns_ms: dict[int, float] = {}
         """By the same: how much longer one behind it waits."""
         self._number = 0
+        self._sent_at_s = -math.inf
+        """When the last payload was on its way."""
+        self._windows: dict[int, SendWindow | None] = {}
+        """By the same requests: what TCP's window was when they were sent; `_PROBE`: of the last probe."""
 
     def begin(self, view: View) -> None:
         super().begin(view)
         self._planner = Planner(slowdown=view.world.slowdown)
         self._replies, self._number = Replies(), 0
-        for known in (self._decided, self._expected, self._turns_ms):
+        for known in (self._decided, self._expected, self._turns_ms, self._windows):
             known.clear()
+        self._sent_at_s = -math.inf
         for name in view.world.models:
             model = self._known[name]
             self._planner.add_model(name, model.card, model.profile, model.contract)
         self.back(0.0)
 
     def choose(self, arrival: Arrival, now_s: float, edge_queue_ms: float) -> Plan:
+        self._planner.observe_window(self._window(now_s))
         decision = self._planner.decide(arrival.model, _facts(arrival), edge_queue_ms=edge_queue_ms, now_s=now_s)
         self._decided[self._number] = decision
         self._planner.began(str(self._number), decision, now_s=now_s)
@@ -64,6 +75,8 @@ class Ours(Policy):
         expected_ms = sum(stages_ms[stage] for stage in REPLY_STAGES) + sum(self._turns_ms.values())
         self._turns_ms[number] = max(stages_ms[stage] for stage in REPLY_STAGES)
         self._expected[number] = expected_ms, sigma_ms
+        self._windows[number] = self._window(now_s)
+        self._sent_at_s = now_s + stages_ms["up"] / 1000.0
         return hedge_after_ms(
             self._replies,
             HEDGING[behaviour.service_class],
@@ -126,10 +139,28 @@ class Ours(Policy):
                     self._planner.segment_ready(name, cut, tail_ms)
 
     def probe(self, now_s: float) -> int:
-        return self._planner.probe_wanted(now_s)
+        padding_bytes = self._planner.probe_wanted(now_s)
+        if padding_bytes > PING_BYTES:
+            self._windows[_PROBE], self._sent_at_s = self._window(now_s), now_s
+        return padding_bytes
 
     def ponged(self, rtt_ms: float, padding_bytes: int, now_s: float) -> None:
+        self._planner.observe_window(self._windows.get(_PROBE))
         self._planner.observe_ping(rtt_ms, now_s, padding_bytes=padding_bytes)
+
+    def _window(self, now_s: float) -> SendWindow | None:
+        """What the kernel would say of the connection; None: its window is open."""
+        start = self._view.world.slow_start
+        if start is None or now_s - self._sent_at_s <= start.idle_s:
+            return None
+        return SendWindow(
+            window_bytes=start.window_bytes,
+            threshold_bytes=math.inf,
+            segment_bytes=start.window_bytes / INITIAL_SEGMENTS,
+            timeout_s=start.idle_s,
+            restarts=False,
+            sent_at_s=self._sent_at_s,
+        )
 
     # -- what was measured --------------------------------------------------------------------------------------------
 
@@ -164,6 +195,7 @@ class Ours(Policy):
         model, plan, stages_ms = outcome.arrival.model, outcome.plan, outcome.stages_ms
         up_bytes = outcome.ahead_bytes + self._payload_bytes(outcome)
         down_bytes = self._stages(outcome, plan).down_bytes
+        self._planner.observe_window(self._windows.pop(outcome.number, None))
         self._planner.observe_transfer(up_bytes, down_bytes, outcome.network_ms, now_s)
         self._planner.observe_reply(
             self._known[model].profile.digest,
