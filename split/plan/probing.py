@@ -21,6 +21,8 @@ BUSY_S: Final = 2.0
 """A decision within so many seconds is traffic."""
 PROBE_BYTES: Final = 32 * 1024
 PROBE_BYTES_MIN: Final = 1024
+PROBE_BYTES_TELLING: Final = 4096
+"""What is saved for: less tells a rate from a round trip only on slow links, where less is asked for anyway."""
 PROBE_BURST_BYTES: Final = 4 * PROBE_BYTES
 PING_BURST_BYTES: Final = 128 * PING_COST_BYTES
 """What may be spent at once after a quiet time: four of the heaviest probes, a minute of pings under traffic."""
@@ -81,7 +83,7 @@ class Probing:
             return 0
         first = self._first_weight_due(link, now_s)
         carried_ms = PROBE_MS[1] if first else min(max(PROBE_RTT_RATIO * link.rtt_ms, PROBE_MS[0]), PROBE_MS[1])
-        affordable = max(self._probe_room.left(now_s) / PROBE_SHARE, PROBE_BYTES_MIN)
+        affordable = max(self._probe_room.left(now_s) / PROBE_SHARE, PROBE_BYTES_TELLING)
         weight = int(min(max(carried_ms / link.up_ms_per_byte, PROBE_BYTES_MIN), PROBE_BYTES, affordable))
         due = first or (busy and self._weight_due(link, surprised, now_s))
         if due and self._probe_room.take(weight + PING_COST_BYTES, now_s):

@@ -17,7 +17,7 @@ from split.plan.power import PowerModel
 from split.plan.probing import PING_BURST_BYTES, PING_COST_BYTES, PROBE_BURST_BYTES
 from split.plan.slow_start import SendWindow
 from split.profiles.radio import Radio
-from tests.agent.test_planner import CUT, SPLIT, TENSOR, choose, knowing_planner
+from tests.agent.test_planner import CUT, OFFLOAD, SPLIT, TENSOR, choose, connected_planner, knowing_planner
 
 
 def test_a_plan_that_waits_for_tcps_window_is_predicted_so_and_small_payloads_win() -> None:
@@ -249,3 +249,22 @@ def test_every_stage_is_predicted_within_a_tenth_once_the_world_holds_still() ->
                 errors[stage].append(abs(chosen.stages_ms[stage] / ms - 1.0))
     for stage, found in errors.items():
         assert np.mean(found) <= 0.1, stage
+
+
+def test_under_traffic_that_stays_here_probes_still_find_a_link_that_recovers_after_long() -> None:
+    """5 Mbit/s for so long that what could be spent at once is gone, then 50."""
+    planner = connected_planner()
+    for n in range(3):
+        planner.observe_transfer(50_000, 40, 1.0 + 50_000 * 0.0016, 1.0 + n)
+    now_s, ms_per_byte = 4.0, 0.0016
+    while now_s < 604.0:
+        now_s += 0.25
+        if size := planner.probe_wanted(now_s):
+            planner.observe_ping(1.0 + size * ms_per_byte, now_s, padding_bytes=size)
+        assert choose(planner, now_s=now_s).chosen.plan != OFFLOAD
+    ms_per_byte, recovered_at_s = 0.00016, now_s
+    while choose(planner, now_s=now_s).chosen.plan != OFFLOAD:
+        now_s += 0.25
+        if size := planner.probe_wanted(now_s):
+            planner.observe_ping(1.0 + size * ms_per_byte, now_s, padding_bytes=size)
+        assert now_s < recovered_at_s + 60.0
