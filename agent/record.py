@@ -7,8 +7,9 @@ No I/O, no clock. Numbers, and the names that the operator gave his models: no t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import zstandard
@@ -28,6 +29,11 @@ STAGES: Final = (
 """Measured stages in the order of `Request.stages_ms`; `head` is the whole where the whole ran here."""
 
 
+_Number = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
+"""What a file says is not trusted."""
+
+
 class BadRecord(IsthmusError):
     """A file that is no record of traffic, or of another format."""
 
@@ -41,13 +47,13 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, tag="head", tag_field="is"
     format: int
     agent: str
     """Name and version of the program."""
-    started_s: float
+    started_s: Annotated[float, msgspec.Meta(ge=-1e11, le=1e11)]
     """Wall clock at the zero of `Request.at_s`, seconds since 1970 at UTC."""
-    slowdown: float
+    slowdown: _Number
     """`emulation.slowdown`; 1.0: none."""
-    price_per_gb: float
+    price_per_gb: _Number
     """`link.price_per_gb`; 0.0: none was set."""
-    price_per_companion_s: float
+    price_per_companion_s: _Number
 
 
 class PlanCosts(msgspec.Struct, frozen=True, array_like=True):
@@ -55,20 +61,20 @@ class PlanCosts(msgspec.Struct, frozen=True, array_like=True):
 
     plan: str
     """placement, cut and codec as `isthmus plan` prints them"""
-    head_ms: float
+    head_ms: _Number
     """Device: the head, or the whole for local."""
-    encode_ms: float
-    up_bytes: float
+    encode_ms: _Number
+    up_bytes: _Number
     """0 for the encoded input, whose size each request brings."""
-    cloud_decode_ms: float
-    tail_ms: float
+    cloud_decode_ms: _Number
+    tail_ms: _Number
     """Companion: the tail, or the whole for offload."""
-    down_bytes: float
-    decode_ms: float
+    down_bytes: _Number
+    decode_ms: _Number
     """Device: of the reply."""
-    finish_ms: float
+    finish_ms: _Number
     """Device: what is missing if the companion fails."""
-    allowed: int
+    allowed: _Count
     """At how many of the privacy levels any, no-raw-input, local-only the contract allows it."""
     fidelity: float | None
     """By the contract's measure; None: lossless, or not measured."""
@@ -77,10 +83,10 @@ class PlanCosts(msgspec.Struct, frozen=True, array_like=True):
 class DevicePower(msgspec.Struct, frozen=True, kw_only=True):
     """What the device draws above idle (`split.plan.power.Power`), at the link's rates when this was written."""
 
-    compute_w: float
-    send_w: float
-    receive_w: float
-    wait_w: float
+    compute_w: _Number
+    send_w: _Number
+    receive_w: _Number
+    wait_w: _Number
     measured: bool
     source: str
 
@@ -93,7 +99,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, tag="table", tag_field="i
     model: str
     sizes: tuple[int, ...]
     """Of the model's open dims; () where it has none."""
-    image_ms: float
+    image_ms: _Number
     """Device: preparing an encoded input, where the plan does not send it as it came."""
     plans: tuple[PlanCosts, ...]
     """Local first."""
@@ -103,15 +109,15 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, tag="table", tag_field="i
 class Request(msgspec.Struct, frozen=True, array_like=True):
     """One finished request; an array of these in this order."""
 
-    at_s: float
+    at_s: Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
     """Since `Head.started`; of its arrival."""
     table: int
-    scale: float
+    scale: _Number
     """Work of the request / work at the table's sizes."""
-    deadline_ms: float
-    encoded_bytes: int
+    deadline_ms: _Number
+    encoded_bytes: _Count
     """0: it came as tensors"""
-    privacy: int
+    privacy: _Count
     """0 any, 1 no-raw-input, 2 local-only"""
     forced: bool
     """The caller asked for placement, cut or codec."""
@@ -121,27 +127,27 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     """What made the answer; -1: there was none."""
     fallback: bool
     parts: int
-    predicted_ms: float
-    total_ms: float
-    edge_queue_ms: float
+    predicted_ms: _Number
+    total_ms: _Number
+    edge_queue_ms: _Number
     """Expected when it was decided."""
-    cloud_queue_ms: float
-    alpha: float
+    cloud_queue_ms: _Number
+    alpha: _Number
     """Drift of the device, measured / profiled."""
-    beta: float
+    beta: _Number
     """Drift of the companion."""
-    link: tuple[float, ...]
+    link: tuple[_Number, ...]
     """rtt_ms, up_mbit_s, down_mbit_s as estimated when it was decided; () without a companion."""
-    stages_ms: tuple[float, ...]
+    stages_ms: tuple[_Number, ...]
     """Measured, in the order of `STAGES`, zeros at the end left out."""
 
 
 class Requests(msgspec.Struct, frozen=True, kw_only=True, tag="requests", tag_field="is"):
     """The requests that finished between this and the batch before, or some of them in a row."""
 
-    seen: dict[str, int]
+    seen: dict[str, _Count]
     """Model → how many finished, recorded or not: each recorded one stands for seen / recorded of its model."""
-    lost: int
+    lost: _Count
     """Requests that no batch stands for: the disk was full, or the model not measured yet."""
     rows: tuple[Request, ...]
 
@@ -223,6 +229,7 @@ def unpack(*files: bytes, name: str) -> Record:
                             msgspec.structs.replace(row, table=_of_start(row.table, heads, name)) for row in line.rows
                         ]
                         _check(rows, tables, name)
+                        _check_seen(line.seen, rows, tables, name)
                         batches.append((len(heads) - 1, msgspec.structs.replace(line, rows=tuple(rows))))
         torn_bytes += len(data) - sound_bytes
     if not heads:
@@ -261,6 +268,12 @@ def _lines(text: bytes, name: str) -> Iterator[Head | Table | Requests]:
             raise BadRecord(f"{name} is no record of traffic that this program reads: {error}") from None
 
 
+def _check_seen(seen: dict[str, int], rows: Sequence[Request], tables: dict[int, Table], name: str) -> None:
+    kept = Counter(tables[row.table].model for row in rows)
+    if short := [model for model, count in kept.items() if seen.get(model, 0) < count]:
+        raise BadRecord(f"{name} is no sound record: it has more requests of {short[0]!r} than were seen")
+
+
 def _check(rows: Sequence[Request], tables: dict[int, Table], name: str) -> None:
     """What the types do not say: numbers that refer to something."""
     for row in rows:
@@ -269,5 +282,9 @@ def _check(rows: Sequence[Request], tables: dict[int, Table], name: str) -> None
             raise BadRecord(f"{name} is no sound record: a request refers to table {row.table}, which is not in it")
         if not (0 <= row.plan < len(table.plans) and -1 <= row.ran < len(table.plans)):
             raise BadRecord(f"{name} is no sound record: a request refers to a plan that its table does not have")
-        if len(row.link) not in (0, 3) or len(row.stages_ms) > len(STAGES):
-            raise BadRecord(f"{name} is no sound record: a request has {len(row.link)} numbers of the link")
+        if row.link and (len(row.link) != 3 or min(row.link[1:]) <= 0.0):
+            raise BadRecord(
+                f"{name} is no sound record: a request's link is {row.link}, expected a round trip and rates"
+            )
+        if len(row.stages_ms) > len(STAGES):
+            raise BadRecord(f"{name} is no sound record: a request has {len(row.stages_ms)} stages, not {len(STAGES)}")

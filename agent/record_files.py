@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,6 +29,8 @@ class RecordFiles:
     def __init__(self, folder: Path, *, days: int) -> None:
         self._folder = folder
         self._hours = 24 * days
+        self._lock = threading.Lock()
+        """A daemon that ends writes while its last append may still be under way."""
         self._sound: dict[Path, int] = {}
         """Length of the file that is written, as far as it is sound."""
 
@@ -40,7 +43,10 @@ class RecordFiles:
 
     def append(self, hour: int, frames: Iterable[bytes]) -> str:
         """Add to this hour's file. Why nothing was added, as a clause; "" when all was."""
-        path, data = self._path(hour), b"".join(frames)
+        with self._lock:
+            return self._append(self._path(hour), b"".join(frames))
+
+    def _append(self, path: Path, data: bytes) -> str:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

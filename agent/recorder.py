@@ -15,7 +15,7 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -60,6 +60,10 @@ OTHER_RATIO: Final = 0.1
 times."""
 ANEW_RATIO: Final = 0.5
 SAME_S: Final = 60.0
+
+LEAST_MBIT_S: Final = 1e-4
+ENDLESS_MS: Final = 1e9
+"""What stands for more, eleven days."""
 
 _COMPARED: Final = [Column.HEAD, Column.TAIL]
 
@@ -145,7 +149,13 @@ class Recorder:
     # -- recording ----------------------------------------------------------------------------------------------------
 
     def note(self, entry: Entry) -> None:
-        """One finished request."""
+        """One finished request. Nothing that goes wrong here is its caller's."""
+        try:
+            self._note(entry)
+        except Exception:  # a bug of ours
+            log.exception("a finished request could not be recorded")
+
+    def _note(self, entry: Entry) -> None:
         model = entry.model
         done_at_s = entry.received_at_s + entry.total_ms / 1000
         if len(self._rows) >= self._rows_max and model in self._recorded:
@@ -163,7 +173,7 @@ class Recorder:
             return
         self._seen[model] += 1
         self._recorded.add(model)
-        facts, link = entry.facts, entry.decision.link
+        facts = entry.facts
         self._rows.append(
             Request(
                 _fine(entry.received_at_s - self._chapters[-1].zero_s),
@@ -183,7 +193,7 @@ class Recorder:
                 _rough(known.cloud_queue_ms),
                 _fine(known.alpha),
                 _fine(known.beta),
-                (_rough(link["rtt_ms"]), _fine(link["up_mbit_s"]), _fine(link["down_mbit_s"])) if link else (),
+                _link(entry.decision.link),
                 _stages(entry),
             )
         )
@@ -430,9 +440,16 @@ def _stages(entry: Entry) -> tuple[float, ...]:
 _HEAD: Final = STAGES.index("head")
 
 
+def _link(estimate: Mapping[str, float]) -> tuple[float, ...]:
+    if not estimate:
+        return ()
+    up_mbit_s, down_mbit_s = (max(_fine(estimate[name]), LEAST_MBIT_S) for name in ("up_mbit_s", "down_mbit_s"))
+    return _rough(estimate["rtt_ms"]), up_mbit_s, down_mbit_s
+
+
 def _rough(ms: float) -> float:
     """To 10 µs; `round` takes twice as long."""
-    return int(ms * 100 + 0.5) / 100
+    return int(min(ms, ENDLESS_MS) * 100 + 0.5) / 100
 
 
 def _fine(value: float) -> float:

@@ -78,7 +78,10 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         from agent.commands.audit_plot import draw
 
-        draw(recording, outcomes, args.plot)
+        try:
+            draw(recording, outcomes, args.plot)
+        except OSError as error:
+            raise InvalidRequest(f"--plot: {args.plot} cannot be written: {error.strerror or error}") from None
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(_as_json(record, recording, tallies)), indent=2).decode())
     else:

@@ -394,6 +394,8 @@ LOOSE = Requests(
         (pack([NEWER]), "is a record of format 2, this program reads 1"),
         (pack([LOOSE]), "comes without a head"),
         (pack([HEAD, LOOSE]), "refers to table 3"),
+        (pack([msgspec.structs.replace(HEAD, price_per_gb=-1.0)]), "price_per_gb"),
+        (pack([HEAD, msgspec.structs.replace(LOOSE, lost=-1)]), "lost"),
     ],
 )
 def test_a_file_that_is_no_record_is_refused_by_name(data: bytes, phrase: str) -> None:
