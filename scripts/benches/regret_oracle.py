@@ -40,6 +40,8 @@ TURNS_MIN: Final = 6
 """Even, so that odd and even turns are as many."""
 LOOKS: Final = 3
 """The first may have to open something, and one after that may be overtaken by the device."""
+RUNNING_MIN: Final = 4
+"""Plans that take part even where a cell's seconds do not hold `TURNS_MIN` turns of more."""
 FAILED: Final = 0.25
 """A plan that fell back more often than so is left out, with its reason."""
 
@@ -133,7 +135,7 @@ def measure(pair: LabPair, cell: Cell, offer: Offer, sums_ms: Mapping[Plan, floa
         chosen, learned = _learn(client, offer, seconds)
         pool = pool_of(offer.plans, sums_ms, chosen)
         found = Measured(cell=cell, chosen=chosen, learned=learned, ms={}, sums_ms=sums_ms)
-        running, turn_s = _first_look(client, offer, pool, found)
+        running, turn_s = _first_look(client, offer, pool, found, ends_at_s=ends_at_s)
         autos = _turns(client, offer, running, found, _turn_count(ends_at_s - time.monotonic(), turn_s))
         leave_out_failed(found)
         if AUTO not in found.ms:
@@ -178,7 +180,9 @@ def pool_of(plans: Sequence[Plan], sums_ms: Mapping[Plan, float], chosen: Plan) 
 _ENDS: Final = ("raw", "encoded")
 
 
-def _first_look(client: Client, offer: Offer, pool: Sequence[Plan], found: Measured) -> tuple[list[Plan], float]:
+def _first_look(
+    client: Client, offer: Offer, pool: Sequence[Plan], found: Measured, *, ends_at_s: float
+) -> tuple[list[Plan], float]:
     """The plans that take part, everything open that they need, and the seconds that a turn of them takes."""
     looks: dict[Plan, float] = {}
     least_ms = min(found.sums_ms.values())
@@ -195,14 +199,24 @@ def _first_look(client: Client, offer: Offer, pool: Sequence[Plan], found: Measu
     if not looks:
         raise Refused(f"no plan ran: {found.excluded}")
     best_ms = min(looks.values())
-    running = []
-    for plan, took_ms in looks.items():
-        if plan != found.chosen and min(took_ms / best_ms, found.sums_ms.get(plan, took_ms) / least_ms) > HOPELESS:
-            found.excluded[str(plan)] = f"hopeless: took {took_ms:.0f} ms"
-        else:
-            running.append(plan)
-    chosen_ms = looks.get(found.chosen, best_ms)
-    return running, (sum(looks[plan] for plan in running) + 2 * chosen_ms) / 1e3 + (len(running) + 2) * PAUSE_S
+    ratio = {plan: min(ms / best_ms, found.sums_ms.get(plan, ms) / least_ms) for plan, ms in looks.items()}
+    ratio[found.chosen] = 0.0
+    running = sorted(looks, key=ratio.__getitem__)
+
+    def turn_s() -> float:
+        chosen_ms = looks.get(found.chosen, best_ms)
+        return (sum(looks[plan] for plan in running) + 2 * chosen_ms) / 1e3 + (len(running) + 2) * PAUSE_S
+
+    while len(running) > 1 and ratio[running[-1]] > HOPELESS:
+        last = running.pop()
+        found.excluded[str(last)] = f"hopeless: took {looks[last]:.0f} ms"
+    firsts = {plan.placement: plan for plan in reversed(running)}.values()
+    others = [plan for plan in running if plan not in firsts and plan != found.chosen]
+    while others and len(running) > RUNNING_MIN and TURNS_MIN * turn_s() > ends_at_s - time.monotonic():
+        last = others.pop()
+        running.remove(last)
+        found.excluded[str(last)] = f"no time for it: took {looks[last]:.0f} ms"
+    return running, turn_s()
 
 
 def _look(client: Client, offer: Offer, plan: Plan, hopeless_ms: float) -> tuple[float, str]:
