@@ -9,6 +9,7 @@ for real (`regret_oracle.py`). Beside each figure the noise floor: the same plan
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import statistics
 import time
@@ -83,8 +84,11 @@ def run(
 def _cells(
     grid: Grid, cells: Sequence[Cell], offers: dict[Subject, Offer], sums: Sums, *, seconds: float
 ) -> tuple[list[Measured], list[dict[str, Any]]]:
-    """What was measured, and a row for each cell that could not be."""
+    """What was measured, and a row for each cell that could not be. Rows so far are in `cells.jsonl` of the folder, for
+    a run that is interrupted."""
     measured, failed = [], []
+    so_far = folder_of(grid) / "cells.jsonl"
+    so_far.unlink(missing_ok=True)
     with _pair(grid) as pair:
         slowdown = 0.0
         for number, cell in enumerate(cells, 1):
@@ -97,6 +101,8 @@ def _cells(
                 found = measure(pair, cell, offers[cell.subject], sums.of(cell), seconds=seconds)
                 said = f"{found.chosen}, regret {found.regret:.3f}, noise {found.noise:.3f}"
                 measured.append(found)
+                with so_far.open("a") as file:
+                    print(json.dumps(_row(found)), file=file)
             except (Refused, OSError, StatisticsError) as error:
                 said = f"not measured: {error}"
                 failed.append(
@@ -209,11 +215,12 @@ def _row(one: Measured) -> dict[str, Any]:
         "stage_errors": one.stage_errors,
         "stages_predicted_measured_ms": one.stages_ms,
         "turns": len(one.ms[AUTO]),
-        "learned": one.learned,
+        "learned_plans": dict(one.learned_plans),
+        "why_chosen": one.why_chosen,
         "auto_plans": dict(one.auto_plans),
         "excluded": one.excluded,
         "congestion_control": one.congestion_control,
-        "why": one.reason,
+        "why_auto": one.reason,
     }
 
 

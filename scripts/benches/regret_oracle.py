@@ -32,7 +32,7 @@ LEARN: Final = 30
 """Requests that `auto` has to settle, at least `LEARN_S`, at most a share of the cell's seconds."""
 LEARN_S: Final = 2.0
 LEARN_SHARE: Final = 0.4
-LEARN_MIN: Final = 6
+LEARN_MIN: Final = 12
 SETTLED: Final = 1 / 3
 """Of these requests, the last: what they chose most often is the chosen plan."""
 TURNS: Final = 40
@@ -58,8 +58,10 @@ class Measured:
 
     cell: Cell
     chosen: Plan
-    learned: int
-    """Requests that `auto` had."""
+    learned_plans: Counter[str] = field(default_factory=Counter)
+    """What `auto` chose until it had settled."""
+    why_chosen: str = ""
+    """The daemon's own reason then."""
     ms: dict[str, list[float | None]]
     """Plan, `auto` or `again` → what each turn took; None where it fell back."""
     sums_ms: Mapping[Plan, float]
@@ -132,9 +134,9 @@ def measure(pair: LabPair, cell: Cell, offer: Offer, sums_ms: Mapping[Plan, floa
     pair.condition(cell.link)
     ends_at_s = time.monotonic() + seconds
     with pair.client() as client:
-        chosen, learned = _learn(client, offer, seconds)
+        chosen, plans, why = _learn(client, offer, seconds)
         pool = pool_of(offer.plans, sums_ms, chosen)
-        found = Measured(cell=cell, chosen=chosen, learned=learned, ms={}, sums_ms=sums_ms)
+        found = Measured(cell=cell, chosen=chosen, learned_plans=Counter(plans), why_chosen=why, ms={}, sums_ms=sums_ms)
         running, turn_s = _first_look(client, offer, pool, found, ends_at_s=ends_at_s)
         autos = _turns(client, offer, running, found, _turn_count(ends_at_s - time.monotonic(), turn_s))
         leave_out_failed(found)
@@ -146,8 +148,8 @@ def measure(pair: LabPair, cell: Cell, offer: Offer, sums_ms: Mapping[Plan, floa
     return found
 
 
-def _learn(client: Client, offer: Offer, seconds: float) -> tuple[Plan, int]:
-    """Requests until `auto` has settled: what it chose, and how many they were."""
+def _learn(client: Client, offer: Offer, seconds: float) -> tuple[Plan, list[str], str]:
+    """Requests until `auto` has settled: what it chose then, what each chose, and the last one's reason."""
     started_at_s, plans = time.monotonic(), []
     by_text = {str(plan): plan for plan in offer.plans}
     for number in itertools.count(1):
@@ -156,9 +158,11 @@ def _learn(client: Client, offer: Offer, seconds: float) -> tuple[Plan, int]:
         if enough or (number > LEARN_MIN and took_s >= LEARN_SHARE * seconds):
             break
         time.sleep(PAUSE_S)
-        plans.append(_wanted(client, offer.ask_auto(client)))
+        answer = offer.ask_auto(client)
+        plans.append(_wanted(client, answer))
     settled = plans[-max(round(len(plans) * SETTLED), 1) :]
-    return by_text[Counter(settled).most_common(1)[0][0]], len(plans)
+    why = str(client.get(f"/v2/isthmus/explain/{answer.request_id}")["reason"])
+    return by_text[Counter(settled).most_common(1)[0][0]], plans, why
 
 
 def _wanted(client: Client, answer: Answer) -> str:

@@ -26,7 +26,7 @@ CELL = Cell(subject=SUBJECTS[0], link=LINKS[0], slowdown=5.0)
 
 def measured(ms: dict[str, list[float | None]], chosen: Plan = LOCAL) -> Measured:
     sums_ms = {LOCAL: 10.0, SPLIT: 12.0, OFFLOAD: 90.0}
-    return Measured(cell=CELL, chosen=chosen, learned=30, ms=ms, sums_ms=sums_ms)
+    return Measured(cell=CELL, chosen=chosen, ms=ms, sums_ms=sums_ms)
 
 
 def test_the_oracle_is_picked_on_the_odd_turns_and_scored_on_the_even_ones() -> None:
