@@ -35,7 +35,7 @@ BENCHES: Final = {
     "memory": "copies of the weights, a daemon without models, many shapes, what is kept",
     "fault": "the companion killed, silent or restarted, the device roaming: late, lost, wrong, twice",
     "activate": "until a segment can be used, cached and not",
-    "pipeline": "requests per second / what the slowest stage allows, with each stage in turn the slowest",
+    "pipeline": "requests per second / what the slowest stage allows; mixed plans over the best single one",
     "fuzz": "random models, every cut's halves against the whole; what is refused and why",
     "cases": "the milliseconds that cases of the case list name, in real time",
     "channel": "what the TLS channel makes of an emulated link, and of the loopback",

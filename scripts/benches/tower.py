@@ -21,7 +21,8 @@ DEPTHS: Final = (20, 70, 20)
 the first the tail is the longer half, at the second the head."""
 
 
-def write_tower(path: Path) -> None:
+def write_tower(path: Path, *, width: int = WIDTH) -> None:
+    """`width`: channels at full side, twice as many at half; the time goes with its square, the waists stay."""
     dice = np.random.default_rng(17)
     nodes: list[Any] = []
     weights: list[Any] = []
@@ -35,22 +36,22 @@ def write_tower(path: Path) -> None:
         return f"{made}_relu"
 
     def wide(x: str, depth: int) -> str:
-        x = conv(x, WAIST, 2 * WIDTH)
+        x = conv(x, WAIST, 2 * width)
         for _ in range(depth):
-            x = conv(x, 2 * WIDTH, 2 * WIDTH)
+            x = conv(x, 2 * width, 2 * width)
         return x
 
-    x = conv("image", 3, WIDTH)
+    x = conv("image", 3, width)
     for _ in range(DEPTHS[0]):
-        x = conv(x, WIDTH, WIDTH)
-    x = conv(x, WIDTH, WAIST, stride=2)
+        x = conv(x, width, width)
+    x = conv(x, width, WAIST, stride=2)
     x = wide(x, DEPTHS[1])
-    x = conv(x, 2 * WIDTH, WAIST)
+    x = conv(x, 2 * width, WAIST)
     x = wide(x, DEPTHS[2])
     nodes.append(helper.make_node("GlobalAveragePool", [x], ["pooled"]))
     nodes.append(helper.make_node("Flatten", ["pooled"], ["scores"]))
     image = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["N", 3, SIDE, SIDE])
-    scores = helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", 2 * WIDTH])
+    scores = helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", 2 * width])
     graph = helper.make_graph(nodes, "tower", [image], [scores], weights)
     path.parent.mkdir(parents=True, exist_ok=True)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
