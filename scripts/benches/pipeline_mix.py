@@ -82,7 +82,7 @@ def _promise(name: str) -> None:
 def run(*, quick: bool) -> tuple[list[Figure], list[dict[str, Any]]]:
     """`mix_over_single`: answers per second of `auto` / of the best single plan, as measured; more than 1 is wanted.
     `mix_of_lp`: of `auto` / of the best mix by the stages measured alone."""
-    alone, seconds, rounds = (2, 2.5, 1) if quick else (15, 20.0, 4)
+    alone, seconds, rounds = (2, 2.0, 1) if quick else (15, 20.0, 4)
     requests = Requests(FOLDER / "models" / "single" / "1" / "model.onnx")
     with pair_in(FOLDER) as pair:
         start(pair, *CONTRACTS)
