@@ -37,7 +37,7 @@ _ALL_OPEN: Final[OpeningMs] = {}
 class Planner:
     """All models of one daemon and one companion at a time.
 
-    `slowdown`: `emulation.slowdown`, what the worker stretches every device stage by.
+    `slowdown`: `emulation.slowdown`, what every device stage is stretched by.
     `probe_bytes_per_hour`, `probe_joules_per_hour`: what probes and pings may cost while nothing else informs about
     the link.
     `metered`: asked at each decision, what may still cross the link this month; None where nothing is metered.
@@ -147,6 +147,11 @@ class Planner:
     def metered_why_not(self, crossing_bytes: float) -> str:
         """Why so many bytes may not cross the link now; "" when they may."""
         return self._companion.metered_why_not(crossing_bytes)
+
+    @property
+    def slowdown(self) -> float:
+        """`emulation.slowdown`; 1.0: none."""
+        return self._slowdown
 
     @property
     def battery_low(self) -> bool:
