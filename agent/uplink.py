@@ -364,7 +364,7 @@ class Uplink:
         self._unheard.discard(incoming.bulk)
         if self._suspected and not self._unheard:
             self._suspected, self.state = False, "connected"
-            self._planner.companion_back()
+            self._planner.companion_back(self._heard_at_s)
         match incoming.message:
             case Reply() as reply:
                 taken = self._waiting.take(reply, incoming)

@@ -180,7 +180,7 @@ def test_what_is_ready_survives_a_silence() -> None:
     decision = choose(planner)
     assert decision.chosen.plan == LOCAL
     assert "nothing is heard" in decision.reason
-    planner.companion_back()
+    planner.companion_back(1.0)
     assert choose(planner, now_s=1.5).chosen.plan == OFFLOAD
 
 
@@ -190,7 +190,7 @@ def test_a_model_made_ready_during_a_silence_ends_neither_the_silence_nor_what_o
     planner.companion_silent("nothing is heard")
     planner.companion_ready("n", 10.0, 0.5)
     assert planner.local_only_reason("m") == planner.local_only_reason("n") == "nothing is heard"
-    planner.companion_back()
+    planner.companion_back(1.0)
     assert planner.local_only_reason("m") == planner.local_only_reason("n") == ""
     forced = RequestFacts(budget_ms=10_000.0, cut=CUT)
     assert choose(planner, forced).chosen.plan == SPLIT
@@ -200,7 +200,7 @@ def test_what_still_comes_from_a_lost_connection_makes_nothing_ready_on_the_next
     planner = connected_planner()
     planner.companion_lost("it says goodbye")
     planner.companion_ready("m", 10.0, 0.5)
-    planner.companion_back()
+    planner.companion_back(1.0)
     assert planner.local_only_reason("m") == "it says goodbye"
     planner.connected(max_message_bytes=1 << 28)
     assert planner.local_only_reason("m") == "the companion is not ready for this model yet"
@@ -397,6 +397,46 @@ def test_a_request_given_up_early_says_nothing_about_the_link() -> None:
     before = planner.snapshot(1.0)["link"]
     planner.observe_late(50_000, 40, 2.0, 1.0)
     assert planner.snapshot(1.0)["link"] == before
+
+
+def test_an_outage_is_no_slow_link_when_it_is_over() -> None:
+    planner = connected_planner()
+    before = choose(planner).link
+    planner.companion_silent("nothing is heard")
+    for n in range(3):
+        planner.observe_late(50_000, 40, 900.0, 1.9 + n)
+    planner.companion_back(6.0)
+    for n in range(4):  # sent while nothing passed
+        planner.observe_ping(4_000.0 - 250.0 * n, 6.0)
+    after = choose(planner, now_s=6.0)
+    assert {**after.link, "age_s": 0.0} == {**before, "age_s": 0.0}
+    assert after.chosen.plan == OFFLOAD
+
+
+def test_a_connection_lost_in_an_outage_leaves_the_link_as_it_was() -> None:
+    planner = connected_planner()
+    before = planner.snapshot(1.0)["link"]["up_mbit_s"]
+    planner.companion_lost("nothing was heard")
+    planner.observe_late(50_000, 40, 900.0, 1.9)
+    planner.connected(max_message_bytes=1 << 28)
+    assert planner.snapshot(8.0)["link"]["up_mbit_s"] == before
+
+
+def test_silences_that_follow_one_another_without_a_reply_are_a_slow_link() -> None:
+    planner = connected_planner()
+    for n in range(4):
+        planner.companion_silent("does not answer in time")
+        planner.observe_late(50_000, 40, 900.0, 1.9 + n)
+        planner.companion_back(1.95 + n)
+    assert choose(planner, now_s=5.0).chosen.plan != OFFLOAD
+
+
+def test_after_a_silence_the_rate_is_looked_at() -> None:
+    planner = connected_planner()
+    planner.companion_silent("nothing is heard")
+    assert planner.probe_wanted(3.0) == 0
+    planner.companion_back(6.0)
+    assert planner.probe_wanted(6.0) == PROBE_BYTES
 
 
 def test_replies_teach_how_fast_the_companion_computes() -> None:

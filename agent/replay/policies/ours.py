@@ -124,7 +124,7 @@ class Ours(Policy):
 
     def back(self, now_s: float) -> None:
         if self._planner.snapshot(now_s)["remote_reason"] == "the companion does not answer in time":
-            self._planner.companion_back()
+            self._planner.companion_back(now_s)
             return
         self._planner.connected(max_message_bytes=MESSAGE_BYTES_MAX, ahead_bytes=self._view.ahead_bytes)
         for name, plans in self._view.world.models.items():
