@@ -200,8 +200,10 @@ class Daemon:
     def _device_watch(self, machine: Machine, compute: Compute) -> DeviceWatch:
         config = self._config
         name = config.device or recognise(machine.board, machine.compatible, machine.architecture)
+        profile = None if name is None else load_device(name)
         return DeviceWatch(
-            profile=None if name is None else load_device(name),
+            profile=profile,
+            generic=config.device is None and profile is not None and not profile.recognised_by,
             threads=machine.threads,
             battery_ratio_min=config.power.battery_ratio_min,
             busy_s=lambda: compute.busy_s,

@@ -35,7 +35,8 @@ BATTERY_MARGIN: Final = 0.02
 class DeviceWatch:
     """`look` once, then `run` as long as the daemon lives. On the event loop.
 
-    `profile`: whose power holds until something was measured; None: nothing is known. `threads`: that segments use at
+    `profile`: whose power holds until something was measured; None: nothing is known. `generic`: it is not this
+    board's, for which there is none. `threads`: that segments use at
     most. `busy_s`: of the compute worker, so far.
     """
 
@@ -46,6 +47,7 @@ class DeviceWatch:
         threads: int,
         battery_ratio_min: float,
         busy_s: Callable[[], float],
+        generic: bool = False,
         root: Path = Path("/"),
     ) -> None:
         self._root = root
@@ -62,6 +64,8 @@ class DeviceWatch:
         self._radio: Radio | None = None
         self._throttle_c = None if profile is None else profile.throttle_celsius
         self.power = modelled(profile, threads, None)
+        if generic and self.power.source:
+            self.power = dataclasses.replace(self.power, source=f"{self.power.source}; no profile for this board")
         self.sensors: Sensors | None = None
         """As read last; None before the first look."""
         self.battery_low = False

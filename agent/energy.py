@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from split.profiles.radio import LinkKind
+from split.runtime.kernel_files import exists, read_number, read_text
 
 _MONITORS: Final = ("ina209", "ina219", "ina220", "ina226", "ina230", "ina231", "ina237", "ina238", "ina3221")
 """Names of Linux's ina2xx, ina238 and ina3221 drivers."""
 _SUPPLY_RAILS: Final = ("VDD_IN", "POM_5V_IN", "5V_IN", "VIN")
 """Labels of the rail that feeds the whole module: Jetson Orin Nano and Xavier NX; Nano and TX2; others."""
+_TUNNELS: Final = ("tun", "tap", "wg", "tailscale", "zt", "ipsec")
+_OF_CONTAINERS: Final = ("docker", "br-", "veth", "virbr", "cni")
 
 
 class EnergyGauge(Protocol):
@@ -55,13 +58,13 @@ class RaplGauge:
     def read(self) -> float | None:
         """Joules over all zones since the first look; each counter begins again at 0 after its range."""
         for zone in self._zones:
-            now_uj = _number(zone / "energy_uj")
+            now_uj = read_number(zone / "energy_uj")
             if now_uj is None:
                 self._last_uj.clear()
                 return None
             gone_uj = now_uj - self._last_uj.get(zone, now_uj)
             if gone_uj < 0.0:
-                gone_uj += _number(zone / "max_energy_range_uj") or 0.0
+                gone_uj += read_number(zone / "max_energy_range_uj") or 0.0
             self._total_uj += max(gone_uj, 0.0)
             self._last_uj[zone] = now_uj
         return self._total_uj / 1e6
@@ -79,9 +82,9 @@ class RailGauge:
 
     def read(self) -> float | None:
         """Watts now."""
-        if (power_uw := _number(self._power)) is not None:
+        if (power_uw := read_number(self._power)) is not None:
             return power_uw / 1e6
-        return _product(_number(self._volt), _number(self._ampere), 1e-6)
+        return _product(read_number(self._volt), read_number(self._ampere), 1e-6)
 
 
 class BatteryGauge:
@@ -100,7 +103,7 @@ class BatteryGauge:
     def read(self) -> float | None:
         """Watts now, of all batteries together; None unless one discharges and none charges."""
         supplies = batteries(self._root)
-        states = [_text(supply / "status") for supply in supplies]
+        states = [read_text(supply / "status") for supply in supplies]
         if "Discharging" not in states or "Charging" in states:
             return None
         drawn = [self._watts(supply) for supply, state in zip(supplies, states, strict=True) if state == "Discharging"]
@@ -109,9 +112,9 @@ class BatteryGauge:
 
     @staticmethod
     def _watts(supply: Path) -> float | None:
-        power_uw = _number(supply / "power_now")
+        power_uw = read_number(supply / "power_now")
         if power_uw is None:
-            power_uw = _product(_number(supply / "voltage_now"), _number(supply / "current_now"), 1e-6)
+            power_uw = _product(read_number(supply / "voltage_now"), read_number(supply / "current_now"), 1e-6)
         return None if power_uw is None else abs(power_uw) / 1e6  # some drivers count what leaves as negative
 
 
@@ -120,40 +123,56 @@ def batteries(root: Path) -> list[Path]:
     return [
         supply
         for supply in sorted((root / "sys/class/power_supply").glob("*"))
-        if _text(supply / "type") == "Battery"
-        and _text(supply / "scope") != "Device"
-        and _text(supply / "present") != "0"
+        if read_text(supply / "type") == "Battery"
+        and read_text(supply / "scope") != "Device"
+        and read_text(supply / "present") != "0"
     ]
 
 
 def link_kind(interface: str, root: Path = Path("/")) -> LinkKind | None:
-    """What kind of link a network interface is, by its driver and else by its name; None for what is no link of its
-    own (loopback, a tunnel) or unknown (an empty name)."""
-    folder = root / "sys/class/net" / interface if interface else root / "none"
-    told = _text(folder / "uevent")
-    if "DEVTYPE=wlan" in told or (folder / "wireless").exists() or interface.startswith("wl"):
+    """What kind of link bytes leave by that leave by this network interface: its own, by its driver and else by its
+    name; of a bridge or a VLAN that of what is below it, of a tunnel that of the default route. None for what never
+    leaves this host (loopback, a bridge of containers) or is unknown (an empty name, the inside of a container)."""
+    if not interface or interface == "lo":
+        return None
+    folder = root / "sys/class/net" / interface
+    told = read_text(folder / "uevent")
+    if "DEVTYPE=wlan" in told or exists(folder / "wireless") or interface.startswith("wl"):
         return LinkKind.WIFI
     if "DEVTYPE=wwan" in told or interface.startswith(("ww", "rmnet", "ppp")):
         return LinkKind.LTE
-    if not interface or interface == "lo" or interface.startswith(("tun", "tap", "wg", "tailscale")):
-        return None
-    return LinkKind.ETHERNET
+    if interface.startswith(_TUNNELS):
+        way_out = _default_route(root)
+        return None if way_out.startswith(_TUNNELS) else link_kind(way_out, root)
+    below = [path.name.removeprefix("lower_") for path in sorted(folder.glob("lower_*"))]
+    if below or interface.startswith(_OF_CONTAINERS):  # below is no loop: the kernel forbids one
+        return next((kind for one in below if (kind := link_kind(one, root)) is not None), None)
+    return LinkKind.ETHERNET if exists(folder / "device") or not exists(folder) else None
+
+
+def _default_route(root: Path) -> str:
+    """The interface of the main table's default route; "" where there is none."""
+    routes = [line.split() for line in read_text(root / "proc/net/route").splitlines()[1:]]
+    # Interface, destination, gateway, flags, two counters, metric, mask; addresses in hex.
+    ways_out = [(int(route[6]), route[0]) for route in routes if len(route) > 7 and route[1] == route[7] == "00000000"]
+    return min(ways_out, default=(0, ""))[1]
 
 
 def _supply_rail(root: Path) -> RailGauge | None:
-    """The monitor channel that feeds the board: by its label, or the only one of an unlabelled chip."""
+    """The monitor channel that feeds the board: by its label, or that of the only chip, if nobody has labelled it."""
     chips = [
         (chip, name)
         for chip in sorted((root / "sys/class/hwmon").glob("hwmon*"))
-        if (name := _text(chip / "name")).startswith(_MONITORS)
+        if (name := read_text(chip / "name")).startswith(_MONITORS)
     ]
     for chip, name in chips:
         for label in sorted(chip.glob("in*_label")):
             channel = label.name.removeprefix("in").removesuffix("_label")
-            if _text(label) in _SUPPLY_RAILS and channel.isdigit():
-                return _answering(RailGauge(chip, int(channel), f"{name}, rail {_text(label)} (whole board)"))
+            if read_text(label) in _SUPPLY_RAILS and channel.isdigit():
+                return _answering(RailGauge(chip, int(channel), f"{name}, rail {read_text(label)} (whole board)"))
     single = [(chip, name) for chip, name in chips if name != "ina3221"]
-    if len(single) == 1:  # several would be rails of which nobody says what they feed
+    # Several would be rails of which nobody says what they feed; whoever labels one as anything else says a part.
+    if len(single) == 1 and not any(single[0][0].glob("in*_label")) and not exists(single[0][0] / "label"):
         chip, name = single[0]
         # In the ina2xx drivers in0 is the shunt's voltage, in1 the bus's.
         return _answering(RailGauge(chip, 1, f"{name} (the only power monitor, taken for the board's supply)"))
@@ -167,13 +186,13 @@ def _answering(gauge: RailGauge) -> RailGauge | None:
 def _rapl(root: Path) -> tuple[RaplGauge | None, str]:
     """Whole platform where the processor counts it, else packages and the memory beside them."""
     top = sorted((root / "sys/class/powercap").glob("intel-rapl:*"))
-    names = {zone: _text(zone / "name") for zone in top}
+    names = {zone: read_text(zone / "name") for zone in top}
     platform = [zone for zone, name in names.items() if name == "psys"]
     zones = platform or [zone for zone, name in names.items() if name.startswith("package") or name == "dram"]
     if not zones:
         return None, ""
     what = "psys (whole platform)" if platform else "processor package, without the rest of the board"
-    if any(_number(zone / "energy_uj") is None for zone in zones):
+    if any(read_number(zone / "energy_uj") is None for zone in zones):
         return None, (
             "the processor's energy counters (RAPL) may not be read: since CVE-2020-8694 only root may; give the "
             "service's user read access to energy_uj, or read what is modelled"
@@ -183,17 +202,3 @@ def _rapl(root: Path) -> tuple[RaplGauge | None, str]:
 
 def _product(left: float | None, right: float | None, scale: float) -> float | None:
     return None if left is None or right is None else left * right * scale
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip().strip("\0")
-    except OSError:  # not there, not allowed, or a driver that has nothing to say
-        return ""
-
-
-def _number(path: Path) -> float | None:
-    try:
-        return float(_text(path))
-    except ValueError:
-        return None

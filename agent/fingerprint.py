@@ -23,6 +23,8 @@ import numpy as np
 from agent.sensors import Sensors, read_sensors
 from split.errors import IsthmusError
 from split.profiles.rates import Rates, read_rates
+from split.runtime.accelerators import PROVIDERS
+from split.runtime.kernel_files import exists, read_text
 from split.runtime.machine import Machine, read_machine
 from split.runtime.segment import OrtEngine, usable_providers
 from split.workbench.child import run_child_sync
@@ -56,14 +58,14 @@ _ACCELERATOR_NODES: Final = {
     "dev/apex_0": "Coral Edge TPU",
     "dev/davinci0": "Ascend NPU",
 }
-_CUDA: Final = ("TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider", "CUDAExecutionProvider")
-_PROVIDERS_FOR: Final[dict[str, tuple[str, ...]]] = {
-    "NVIDIA GPU": _CUDA,
-    "NVIDIA Tegra GPU": _CUDA,
-    "VeriSilicon NPU": ("VSINPUExecutionProvider",),
-    "Ascend NPU": ("CANNExecutionProvider",),
+_WORDS_FOR: Final[dict[str, tuple[str, ...]]] = {
+    "NVIDIA GPU": ("cuda", "tensorrt", "nv_tensorrt_rtx"),
+    "NVIDIA Tegra GPU": ("cuda", "tensorrt"),
+    "VeriSilicon NPU": ("vsinpu",),
+    "Ascend NPU": ("cann",),
 }
-"""Of ONNX Runtime's execution providers those that compute on it; none for the others."""
+"""Words of a contract (`split.runtime.accelerators.PROVIDERS`) that name it, the usual one first; none for the others,
+on which ONNX Runtime does not compute."""
 
 
 class Fingerprint(Machine, frozen=True, kw_only=True):
@@ -117,7 +119,7 @@ def refreshed(fingerprint: Fingerprint, root: Path = Path("/")) -> Fingerprint:
 
 def _facts(root: Path) -> dict[str, Any]:
     return msgspec.structs.asdict(read_machine(root)) | {
-        "kernel": _text(root / "proc/sys/kernel/osrelease") or platform.release(),
+        "kernel": read_text(root / "proc/sys/kernel/osrelease") or platform.release(),
         "system": _system(root),
         "accelerators": seen_accelerators(root),
         "sensors": read_sensors(root),
@@ -154,18 +156,19 @@ def take_full(
 
 def seen_accelerators(root: Path = Path("/")) -> tuple[str, ...]:
     """By their device nodes."""
-    return tuple(dict.fromkeys(name for node, name in _ACCELERATOR_NODES.items() if (root / node).exists()))
+    return tuple(dict.fromkeys(name for node, name in _ACCELERATOR_NODES.items() if exists(root / node)))
 
 
 def unusable_accelerators(accelerators: Sequence[str], providers: Sequence[str], runtime: str) -> tuple[str, ...]:
     """A sentence for each accelerator that no engine here computes on."""
     said = []
     for name in accelerators:
-        wanted = _PROVIDERS_FOR.get(name, ())
-        if not set(wanted) & set(providers):
+        words = _WORDS_FOR.get(name, ())
+        if not {PROVIDERS[word] for word in words} & set(providers):
             mend = (
-                f"a build of onnxruntime with {wanted[0]}, and its driver, would use it"
-                if wanted
+                f"a build of onnxruntime with {PROVIDERS[words[0]]}, and its driver, would use it for models whose "
+                f"contract names {words[0]} in resource.accelerators"
+                if words
                 else "ONNX Runtime has no execution provider for it"
             )
             said.append(f"{name}: seen, but nothing of {runtime} computes on it, models run on the processor; {mend}")
@@ -194,7 +197,7 @@ def disk_read_mb_per_s(folder: Path) -> float | None:
 
 
 def _system(root: Path) -> str:
-    for line in _text(root / "etc/os-release").splitlines():
+    for line in read_text(root / "etc/os-release").splitlines():
         key, _, value = line.partition("=")
         if key == "PRETTY_NAME":
             return value.strip('"')
@@ -225,10 +228,3 @@ def _fastest_s(work: Callable[[], object], budget_s: float) -> float:
         best_s = min(best_s, now_s - started_s)
         if now_s >= end_at_s:
             return best_s
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip().strip("\0")
-    except OSError:
-        return ""

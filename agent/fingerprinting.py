@@ -13,6 +13,7 @@ from typing import Final
 
 from agent.fingerprint import Fingerprint, take_fingerprint
 from agent.fingerprint_file import fingerprint_key, keep, kept
+from agent.sensors import throttled
 from split.runtime.machine import Machine
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,8 @@ class Fingerprinting:
         key = await asyncio.to_thread(fingerprint_key, self._machine, self._root)
         found, why = await asyncio.to_thread(kept, key, self._folder, self._root)
         if found is None:
+            if await asyncio.to_thread(throttled, self._root):
+                return  # it would tell of the heat, and be kept
             found = await asyncio.to_thread(take_fingerprint, self._root, speed_test_s=SPEED_TEST_S)
             note = await asyncio.to_thread(keep, found, key, self._folder)
             log.info("fingerprint taken (%s): %.0f GFLOP/s%s", why, found.gemm_gflops, f"; {note}" if note else "")

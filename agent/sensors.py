@@ -13,6 +13,7 @@ import msgspec
 
 from agent.energy import batteries
 from split.runtime.allowance import allowed_cores
+from split.runtime.kernel_files import as_number, read_number, read_text
 from split.runtime.machine import meminfo_bytes
 
 _CPU_ZONES: Final = ("cpu", "soc", "x86_pkg", "core", "bigcore", "littlecore", "package", "tj")
@@ -45,11 +46,11 @@ class Sensors(msgspec.Struct, frozen=True, kw_only=True):
 def read_sensors(root: Path = Path("/")) -> Sensors:
     """Read everything once; a few file reads, below a millisecond where the drivers answer at once."""
     battery_ratio, on_battery = _battery(root)
-    load = _number(_text(root / "proc/loadavg").split(" ")[0])
+    load = as_number(read_text(root / "proc/loadavg").split(" ")[0])
     frequency_mhz, frequency_ratio = _frequency(root)
     return Sensors(
         temperature_c=_temperature_c(root),
-        throttled=_throttled(root),
+        throttled=throttled(root),
         battery_ratio=battery_ratio,
         on_battery=on_battery,
         frequency_mhz=frequency_mhz,
@@ -61,11 +62,11 @@ def read_sensors(root: Path = Path("/")) -> Sensors:
 
 def _temperature_c(root: Path) -> float | None:
     thermal = _below(root, "sys/class/thermal", "thermal_zone*")
-    zones = [(_text(zone / "type").lower(), _milli(zone / "temp")) for zone in thermal]
+    zones = [(read_text(zone / "type").lower(), _milli(zone / "temp")) for zone in thermal]
     chips = [
         (chip_name, _milli(sensor))
         for chip in _below(root, "sys/class/hwmon", "hwmon*")
-        if (chip_name := _text(chip / "name"))
+        if (chip_name := read_text(chip / "name"))
         for sensor in sorted(chip.glob("temp*_input"))
     ]
     of_cpu = [c for kind, c in zones if kind.startswith(_CPU_ZONES)] + [c for chip, c in chips if chip in _CPU_CHIPS]
@@ -78,13 +79,14 @@ def _hottest(found: Iterable[float | None]) -> float | None:
     return max((c for c in found if c is not None and low < c < high), default=None)
 
 
-def _throttled(root: Path) -> bool | None:
+def throttled(root: Path = Path("/")) -> bool | None:
+    """As `Sensors.throttled`."""
     firmware = root.glob("sys/devices/platform/soc*/soc*:firmware/get_throttled")
-    signs = [bool(_hex(_text(flags)) & _RASPBERRY_CAPPED) for flags in firmware]
+    signs = [bool(_hex(read_text(flags)) & _RASPBERRY_CAPPED) for flags in firmware]
     signs += [
-        (_number(_text(device / "cur_state")) or 0) > 0
+        (read_number(device / "cur_state") or 0) > 0
         for device in _below(root, "sys/class/thermal", "cooling_device*")
-        if any(word in _text(device / "type").lower() for word in ("cpufreq", "processor"))
+        if any(word in read_text(device / "type").lower() for word in ("cpufreq", "processor"))
     ]
     return any(signs) if signs else None
 
@@ -94,15 +96,15 @@ def _battery(root: Path) -> tuple[float | None, bool | None]:
     charges: list[float] = []
     discharging: list[bool] = []
     for supply in batteries(root):
-        charge = _number(_text(supply / "capacity"))
+        charge = read_number(supply / "capacity")
         if charge is None:
             for kind in ("energy", "charge"):
-                now, full = _number(_text(supply / f"{kind}_now")), _number(_text(supply / f"{kind}_full"))
+                now, full = read_number(supply / f"{kind}_now"), read_number(supply / f"{kind}_full")
                 if now is not None and full:
                     charge = 100.0 * now / full
         if charge is not None:
             charges.append(min(max(charge / 100.0, 0.0), 1.0))
-            discharging.append(_text(supply / "status") == "Discharging")
+            discharging.append(read_text(supply / "status") == "Discharging")
     return (min(charges), any(discharging)) if charges else (None, None)
 
 
@@ -111,9 +113,9 @@ def _frequency(root: Path) -> tuple[float | None, float | None]:
     found: list[tuple[float, float | None, float | None]] = []
     for core in sorted(allowed_cores(root)):
         policy = root / f"sys/devices/system/cpu/cpu{core}/cpufreq"
-        if (can_khz := _number(_text(policy / "cpuinfo_max_freq"))) is not None and can_khz > 0.0:
-            may_khz = _number(_text(policy / "scaling_max_freq"))
-            found.append((can_khz, may_khz, _number(_text(policy / "scaling_cur_freq"))))
+        if (can_khz := read_number(policy / "cpuinfo_max_freq")) is not None and can_khz > 0.0:
+            may_khz = read_number(policy / "scaling_max_freq")
+            found.append((can_khz, may_khz, read_number(policy / "scaling_cur_freq")))
     if not found:
         return None, None
     can_khz, may_khz, now_khz = max(found, key=lambda one: one[0])
@@ -124,22 +126,8 @@ def _below(root: Path, folder: str, pattern: str) -> list[Path]:
     return sorted((root / folder).glob(pattern))
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip().strip("\0")
-    except OSError:  # drivers answer EAGAIN, EINVAL or ENODATA when a sensor sleeps
-        return ""
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
 def _milli(path: Path) -> float | None:
-    value = _number(_text(path))
+    value = read_number(path)
     return None if value is None else value / 1000.0
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from agent.commands.options import daemon_url, positive
+from agent.commands.options import daemon_url, not_negative
 from agent.http_client import DaemonClient
 from agent.record import FILE_BYTES_MAX, BadRecord, Record, unpack
 from agent.replay.known import Known
@@ -55,8 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=f"replay only this one, again for more (default, all: {', '.join(POLICIES)})",
     )
-    parser.add_argument("--price-per-gb", type=_price, metavar="MONEY", help="instead of the configured one")
-    parser.add_argument("--price-per-companion-s", type=_price, metavar="MONEY", help="instead of the configured one")
+    parser.add_argument("--price-per-gb", type=not_negative, metavar="MONEY", help="instead of the configured one")
+    parser.add_argument(
+        "--price-per-companion-s", type=not_negative, metavar="MONEY", help="instead of the configured one"
+    )
     parser.add_argument("--device", metavar="NAME", help="energy of this device (profiles/devices), not the recorded")
     parser.add_argument(
         "--radio", choices=[str(kind) for kind in LinkKind], default="wifi", help="with --device: its link"
@@ -123,10 +125,6 @@ def _save(path: Path, data: bytes) -> None:
         path.write_bytes(data)
     except OSError as error:
         raise InvalidRequest(f"--save: {path} cannot be written: {error.strerror or error}") from None
-
-
-def _price(text: str) -> float:
-    return 0.0 if text.strip() in ("0", "0.0") else positive(text)
 
 
 def _prices(args: argparse.Namespace, record: Record) -> Prices | None:

@@ -12,6 +12,7 @@ import msgspec
 from agent.commands.profile import add_cache_argument, cache_folder, progress_bar, state_folder
 from agent.fingerprint import Fingerprint, take_fingerprint, take_full
 from agent.fingerprint_file import fingerprint_key, keep, kept
+from agent.sensors import throttled
 from split.profiles.rates import KINDS, Rate
 from split.runtime.machine import read_machine
 
@@ -47,6 +48,8 @@ def known_fingerprint(args: argparse.Namespace, *, full: bool = False, again: bo
     print(
         f"measuring this device: {why or ('asked to' if again else 'the full one was not taken yet')}", file=sys.stderr
     )
+    if throttled():
+        print("heat or power holds the clocks down now: it is measured again when they rise", file=sys.stderr)
     fingerprint = take_fingerprint()
     if full:
         with progress_bar("fingerprint") as on_progress:

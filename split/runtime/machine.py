@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from split.runtime.allowance import allowed_cores, memory_limit_bytes, quota_cores, usable_threads
+from split.runtime.kernel_files import read_text
 
 _ARM_PARTS: Final = {
     ("0x41", "0xd03"): "Cortex-A53",
@@ -108,7 +109,7 @@ def read_machine(root: Path = Path("/")) -> Machine:
     limits = [n for n in (meminfo_bytes(root, "MemTotal"), memory_limit_bytes(root)) if n is not None]
     policies = root.glob("sys/devices/system/cpu/cpu*/cpufreq/scaling_governor")
     return Machine(
-        board=_tree(root, "model") or _text(root / "sys/class/dmi/id/product_name"),
+        board=_tree(root, "model") or read_text(root / "sys/class/dmi/id/product_name"),
         architecture=_architecture(cpus),
         cpu_model=_cpu_model(cpus),
         cpu_features=_cpu_features(cpus),
@@ -116,7 +117,7 @@ def read_machine(root: Path = Path("/")) -> Machine:
         groups=_groups(root, allowed),
         quota_cores=quota_cores(root),
         threads=usable_threads(root),
-        governors=tuple(sorted({_text(policy) for policy in policies})),
+        governors=tuple(sorted({read_text(policy) for policy in policies})),
         memory_bytes=min(limits, default=0),
         compatible=tuple(filter(None, _tree(root, "compatible").split("\0"))),
     )
@@ -124,7 +125,7 @@ def read_machine(root: Path = Path("/")) -> Machine:
 
 def meminfo_bytes(root: Path, field: str) -> int | None:
     """A field of /proc/meminfo, in bytes; None where it is not there."""
-    for line in _text(root / "proc/meminfo").splitlines():
+    for line in read_text(root / "proc/meminfo").splitlines():
         name, _, value = line.partition(":")
         if name == field and (words := value.split()) and words[0].isdigit():
             return int(words[0]) * 1024
@@ -133,13 +134,13 @@ def meminfo_bytes(root: Path, field: str) -> int | None:
 
 def _tree(root: Path, node: str) -> str:
     """A node of the device tree's root; /proc/device-tree is a link to where the firmware's tree lies in /sys."""
-    return _text(root / "proc/device-tree" / node) or _text(root / "sys/firmware/devicetree/base" / node)
+    return read_text(root / "proc/device-tree" / node) or read_text(root / "sys/firmware/devicetree/base" / node)
 
 
 def _cpus(root: Path) -> list[dict[str, str]]:
     """/proc/cpuinfo: one dict for each processor, keys as the kernel writes them."""
     cpus: list[dict[str, str]] = []
-    for block in _text(root / "proc/cpuinfo").split("\n\n"):
+    for block in read_text(root / "proc/cpuinfo").split("\n\n"):
         pairs = (line.partition(":") for line in block.splitlines())
         fields = {key.strip(): value.strip() for key, _, value in pairs}
         if "processor" in fields:
@@ -187,13 +188,6 @@ def _groups(root: Path, allowed: frozenset[int]) -> tuple[CoreGroup, ...]:
     return tuple(sorted(groups, key=lambda group: (-group.capacity, group.cores)))
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip().strip("\0")
-    except OSError:
-        return ""
-
-
 def _int(path: Path) -> int:
-    text = _text(path)
-    return int(text) if text.isdigit() else 0
+    said = read_text(path)
+    return int(said) if said.isdigit() else 0

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.commands.status import _lines as status_lines
 from agent.device_watch import DeviceWatch
 from agent.sensors import Sensors
 from split.plan.power import NO_POWER
@@ -48,6 +49,15 @@ def test_each_board_begins_with_the_power_of_its_profile_and_says_so(
     assert watch.power.source.startswith(f"modelled: {name}")
     assert not watch.power.measured
     assert watch.power.compute_w > 0.0
+
+
+def test_a_board_without_a_profile_is_told_so_until_something_is_measured(tmp_path: Path) -> None:
+    root = boards.laptop(tmp_path)
+    profile = load_device("generic-arm64")
+    watch = DeviceWatch(profile=profile, threads=4, battery_ratio_min=0.15, busy_s=lambda: 0.0, generic=True, root=root)
+    power = watch.power.at(1.0, 1.0)
+    assert str(watch.snapshot(power)["source"]).startswith("modelled: generic-arm64, ")
+    assert any("no profile for this board" in line for line in status_lines({"power": watch.snapshot(power)}))
 
 
 async def test_a_counter_over_busy_and_idle_time_replaces_the_profile(tmp_path: Path) -> None:

@@ -40,6 +40,15 @@ def test_a_monitor_whose_rails_are_all_partial_is_not_taken_for_the_supply(tmp_p
     assert find_gauge(root) == (None, "")
 
 
+@pytest.mark.parametrize("label", ["in1_label", "label"])
+def test_the_only_monitor_is_not_taken_for_the_supply_where_it_is_said_to_watch_a_part(
+    label: str, tmp_path: Path
+) -> None:
+    root = boards.raspberry_pi_4(tmp_path)
+    boards.lay_out(root, {"sys/class/hwmon/hwmon1/name": "ina226\n", f"sys/class/hwmon/hwmon1/{label}": "VDD_GPU\n"})
+    assert find_gauge(root) == (None, "")
+
+
 def test_two_unlabelled_monitors_feed_nobody_knows_what(tmp_path: Path) -> None:
     root = boards.raspberry_pi_4(tmp_path)
     boards.lay_out(root, {"sys/class/hwmon/hwmon2/name": "ina226\n", "sys/class/hwmon/hwmon2/power1_input": "1\n"})
@@ -137,6 +146,11 @@ def test_a_device_without_any_has_none(board: boards.Board, tmp_path: Path) -> N
         ("ppp0", LinkKind.LTE),
         ("lo", None),
         ("wg0", None),
+        ("zt0", None),
+        ("ipsec0", None),
+        ("docker0", None),
+        ("veth12ab", None),
+        ("br-1f2e", None),
         ("", None),
     ],
 )
@@ -156,3 +170,33 @@ def test_what_the_kernel_calls_an_interface_counts_before_its_name(tmp_path: Pat
     assert link_kind("radio0", tmp_path) == LinkKind.WIFI
     assert link_kind("ath0", tmp_path) == LinkKind.WIFI
     assert link_kind("usb0", tmp_path) == LinkKind.LTE
+
+
+@pytest.mark.parametrize("tunnel", ["wg0", "zt0", "ipsec0", "tun0"])
+def test_a_tunnel_leaves_by_the_default_route_of_the_least_metric(tunnel: str, tmp_path: Path) -> None:
+    head = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
+    row = "{}\t{}\t0100A8C0\t0003\t0\t0\t{}\t{}\t0\t0\t0\n"
+    table = [
+        row.format("eth0", "00000000", 600, "00000000"),
+        row.format("wwan0", "00000000", 100, "00000000"),
+        row.format("wlan0", "0000A8C0", 0, "00FFFFFF"),
+    ]
+    boards.lay_out(tmp_path, {"proc/net/route": head + "".join(table)})
+    assert link_kind(tunnel, tmp_path) == LinkKind.LTE
+
+
+def test_a_bridge_leaves_by_what_is_below_it_and_one_of_containers_by_nothing(tmp_path: Path) -> None:
+    boards.lay_out(
+        tmp_path,
+        {
+            "sys/class/net/br0/lower_wlan0/uevent": "",
+            "sys/class/net/br-1f2e/lower_veth1/uevent": "",
+            "sys/class/net/veth1/uevent": "",
+            "sys/class/net/eth0/uevent": "",
+            "sys/class/net/eth1/device/uevent": "",
+        },
+    )
+    assert link_kind("br0", tmp_path) == LinkKind.WIFI
+    assert link_kind("br-1f2e", tmp_path) is None
+    assert link_kind("eth0", tmp_path) is None, "of a container: who knows what its host has"
+    assert link_kind("eth1", tmp_path) == LinkKind.ETHERNET

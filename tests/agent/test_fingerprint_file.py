@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,44 @@ def test_heat_load_and_charge_change_nothing(tmp_path: Path, taken: Fingerprint)
     assert (taken.sensors.temperature_c, found.sensors.temperature_c) == (None, 79.0)
 
 
+def test_a_clock_that_heat_holds_down_is_no_changed_policy(tmp_path: Path, taken: Fingerprint) -> None:
+    root = pi(tmp_path)
+    keep(taken, key_of(root), tmp_path)
+    zone = "sys/class/thermal/cooling_device0"
+    hot = {f"{zone}/type": "cpufreq-cpu0\n", f"{zone}/cur_state": "3\n", "dev/x": ""}
+    boards.lay_out(root, hot | {f"{CPU}/cpu0/cpufreq/scaling_max_freq": "1000000\n"})
+    assert kept(key_of(root), tmp_path, root)[0] is not None
+    keep(taken, key_of(root), tmp_path)  # as it would be taken in the heat
+    boards.lay_out(root, {f"{zone}/cur_state": "0\n", f"{CPU}/cpu0/cpufreq/scaling_max_freq": "1800000\n"})
+    assert kept(key_of(root), tmp_path, root) == (None, "changed since the last one: highest clock")
+
+
+async def test_none_is_taken_while_heat_holds_the_clock_down(tmp_path: Path) -> None:
+    root = pi(tmp_path)
+    zone = "sys/class/thermal/cooling_device0"
+    boards.lay_out(root, {f"{zone}/type": "cpufreq-cpu0\n", f"{zone}/cur_state": "1\n"})
+    here = Fingerprinting(machine=read_machine(root), folder=tmp_path / "state", idle=lambda: True, root=root)
+    await here.look()
+    assert here.fingerprint is None
+    boards.lay_out(root, {f"{zone}/cur_state": "0\n"})
+    await here.look()
+    assert here.fingerprint is not None
+
+
+def test_a_node_that_may_not_be_looked_for_is_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "stat", refuse)  # root may look everywhere
+    assert fingerprints.seen_accelerators(Path("/nowhere")) == ()
+
+
+def test_what_could_not_be_put_in_place_leaves_nothing_behind(tmp_path: Path, taken: Fingerprint) -> None:
+    (tmp_path / "state" / FILE).mkdir(parents=True)
+    assert "cannot be kept" in keep(taken, {}, tmp_path / "state")
+    assert [path.name for path in (tmp_path / "state").iterdir()] == [FILE]
+
+
 def test_none_and_a_damaged_one_are_said_apart(tmp_path: Path) -> None:
     assert kept({}, tmp_path) == (None, "none was taken yet")
     (tmp_path / FILE).write_text("{")
@@ -155,7 +194,14 @@ def test_a_disk_that_is_nearly_full_is_not_written_to(tmp_path: Path, monkeypatc
         (
             "Ascend NPU",
             ("CPUExecutionProvider",),
-            "a build of onnxruntime with CANNExecutionProvider, and its driver, would use it",
+            "a build of onnxruntime with CANNExecutionProvider, and its driver, would use it for models whose contract "
+            "names cann in resource.accelerators",
+        ),
+        (
+            "VeriSilicon NPU",
+            ("CPUExecutionProvider",),
+            "a build of onnxruntime with VSINPUExecutionProvider, and its driver, would use it for models whose "
+            "contract names vsinpu in resource.accelerators",
         ),
     ],
 )
