@@ -2,8 +2,8 @@
 better class before it where that makes nobody late (`split.plan.slack.first_to_run`).
 
 One thread, because sessions already use every core that helps and two at once only take turns. The event loop hands
-work in and is called back; it never waits. `emulation.slowdown` is kept here and nowhere else. Not a thread pool, and
-no judge of requests: `agent/serve.py` decides what runs.
+work in and is called back; it never waits. `emulation.slowdown` holds each job. Not a thread pool, and no judge of
+requests: `agent/serve.py` decides what runs.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ T = TypeVar("T")
 MAX_WAITING: Final = 256
 """Jobs waiting at once. At 4 ms each the last one starts after a second; a longer queue serves nobody in time."""
 
-FIRST_RANK: Final = -1
-"""Of what goes before all requests."""
 LAST_RANK: Final = 99
 """Of what no request waits for."""
 
@@ -53,7 +51,6 @@ class Job(asyncio.Future[Timed[T]]):
         work: Callable[[], T],
         deadline_at_s: float,
         expected_ms: float,
-        hold_ratio: float,
         rank: int,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
@@ -62,8 +59,6 @@ class Job(asyncio.Future[Timed[T]]):
         self.work = work
         self.deadline_at_s = deadline_at_s
         self.expected_ms = expected_ms
-        self.hold_ratio = hold_ratio
-        """Held afterwards, as a multiple of the time the work took."""
         self.rank = rank
         self.entered_at_s = time.monotonic()
 
@@ -111,19 +106,8 @@ class Compute:
         closes before its turn, Overloaded when one of a better rank took its place in a full queue. Raises Overloaded
         when too many wait, none of them of a worse rank, ModelUnavailable while closing.
         """
-        return self._enter(work, deadline_at_s, expected_ms, self._hold_ratio, rank)
-
-    async def hold(self, measured_ms: float) -> None:
-        """Emulate a device stage of `measured_ms` that ran elsewhere: hold the worker for the rest, before others."""
-        held_ms = measured_ms * self._hold_ratio
-        if held_ms > 0.0:
-            await self._enter(lambda: self._closing.wait(held_ms / 1e3), -math.inf, held_ms, 0.0, FIRST_RANK)
-
-    def _enter(
-        self, work: Callable[[], T], deadline_at_s: float, expected_ms: float, hold_ratio: float, rank: int
-    ) -> Job[T]:
         self.on_load(expected_ms, deadline_at_s)
-        job = Job(self, work, deadline_at_s, expected_ms, hold_ratio, rank, asyncio.get_running_loop())
+        job = Job(self, work, deadline_at_s, expected_ms, rank, asyncio.get_running_loop())
         too_many = f"{self._max_waiting} jobs wait for the compute worker, no more fit; try again later"
         passed_over = None
         with self._lock:
@@ -257,8 +241,8 @@ class Compute:
         except BaseException as error:  # whatever it is belongs to the one who waits; the worker lives
             return error
         finally:
-            if job.hold_ratio > 0.0:
-                self._closing.wait((time.monotonic() - started_at_s) * job.hold_ratio)
+            if self._hold_ratio > 0.0:
+                self._closing.wait((time.monotonic() - started_at_s) * self._hold_ratio)
         return Timed(value, (started_at_s - job.entered_at_s) * 1e3, (time.monotonic() - started_at_s) * 1e3)
 
     def _deliver(self, job: Job[Any], outcome: Timed[Any] | BaseException) -> None:

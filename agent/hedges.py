@@ -17,6 +17,9 @@ from split.plan.slack import MARGIN_MS
 QUICK: Final = 0.9
 """Of its expected time, what a finish takes that is quick: one run varies by a few percent (`slack.MARGIN_RATIO`)."""
 
+NEXT_MARGIN_MS: Final = 20.0
+"""What a request has beyond its local time (I3), behind a finish that has just begun before it had to."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hedge:
@@ -54,9 +57,10 @@ class Hedges:
 
     @contextmanager
     def hedge(
-        self, request: InferenceRequest, decision: Decision, *, finish_ms: float, now_s: float
+        self, request: InferenceRequest, decision: Decision, *, finish_ms: float, whole_ms: float, now_s: float
     ) -> Iterator[Hedge]:
-        """While a request waits whose bytes have just left."""
+        """While a request waits whose bytes have just left. `whole_ms`: what the next one like it needs here; where
+        that would be late behind a finish that need not begin yet, none does."""
         chosen, behaviour = decision.chosen, request.model.contract.behaviour
         expected_ms = sum(chosen.stages_ms[stage] for stage in REPLY_STAGES) + sum(self._turns_ms.values())
         after_ms = hedge_after_ms(
@@ -71,6 +75,8 @@ class Hedges:
         overdue_at_s = request.received_at_s + chosen.risk_ms / 1000
         if after_ms < math.inf:
             overdue_at_s = max(overdue_at_s, now_s + (after_ms + QUICK * finish_ms) / 1000)
+        if finish_ms + whole_ms + NEXT_MARGIN_MS > (request.deadline_at_s - request.received_at_s) * 1000:
+            after_ms = math.inf
         self._turns_ms[request.id] = max(chosen.stages_ms[stage] for stage in REPLY_STAGES)
         try:
             yield Hedge(

@@ -70,7 +70,7 @@ class Service(Protocol):
         """Words of the contract's accelerators, first choice first."""
 
     def measured(self, name: str) -> dict[str, float | None]:
-        """`{"requests", "p50_ms", "p99_ms", "per_s"}` of the answers so far; None where there are none yet."""
+        """`{"requests", "p50_ms", "p99_ms", "failed_ratio", "per_s"}` of the requests so far; None where not known."""
 
     def config(self, name: str, version: str) -> dict[str, Any]:
         """Triton's ModelConfig."""

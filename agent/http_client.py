@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import quote, unquote_to_bytes, urlsplit
 
@@ -19,6 +19,12 @@ from split.tensor import Array
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
 HEADER_LENGTH: Final = "Inference-Header-Content-Length"
 
+JSON_BYTES_MAX: Final = 8 << 20
+"""Of an answer that is read as one JSON object; the statistics of a server with hundreds of models are below 1 MB."""
+JSON_DEPTH_MAX: Final = 64
+"""Objects and lists in each other; what the daemon says has below ten. Deeper ones break what walks them."""
+CONTENT_BYTES_MAX: Final = 1 << 30
+"""Of any other answer: outputs of a model, a record."""
 TIMEOUT_S: Final = 60.0
 """Longest silence of the daemon; its own deadline answers far earlier."""
 
@@ -61,7 +67,7 @@ class DaemonClient:
 
     def fetch(self, path: str) -> bytes:
         """What lies at `path`, as it is."""
-        return self._send("GET", path, None, {})[1]
+        return self._send("GET", path, None, {}, CONTENT_BYTES_MAX)[1]
 
     def describe(self, model: str) -> dict[str, Any]:
         """Metadata, contract and schemas of a model (its `OPTIONS`)."""
@@ -71,30 +77,36 @@ class DaemonClient:
         """One inference, binary both ways."""
         length, buffers = build_request(inputs, parameters)
         headers = {HEADER_LENGTH: str(length), "Content-Type": "application/octet-stream"}
-        answered, body = self._send("POST", f"/v2/models/{_quoted(model)}/infer", b"".join(buffers), headers)
+        path = f"/v2/models/{_quoted(model)}/infer"
+        answered, body = self._send("POST", path, b"".join(buffers), headers, CONTENT_BYTES_MAX)
         json_length = answered.get(HEADER_LENGTH)
         if json_length is not None and not (json_length.isascii() and json_length.isdigit()):
             raise self._stranger()
         return parse_response(body, None if json_length is None else int(json_length))
 
     def _json(self, method: str, path: str) -> dict[str, Any]:
-        _, body = self._send(method, path, None, {})
+        _, body = self._send(method, path, None, {}, JSON_BYTES_MAX)
         try:
-            return msgspec.json.decode(body, type=dict[str, Any])
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+            found = msgspec.json.decode(body, type=dict[str, Any])
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise self._stranger() from None
+        if not _shallow(found):
+            raise self._stranger()
+        return found
 
     def _stranger(self) -> RemoteProtocolError:
         return RemoteProtocolError(f"what answers at {self._url} is no Isthmus daemon; check {self._option}")
 
     def _send(
-        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], bytes_max: int
     ) -> tuple[http.client.HTTPMessage, bytes]:
         connection = self._connection()
         try:
             connection.request(method, path, body, dict(headers))
             answer = connection.getresponse()
-            content = answer.read()
+            content = answer.read(bytes_max + 1)
+            if len(content) <= bytes_max and answer.length:  # `read` of so many bytes does not say that some lack
+                raise http.client.IncompleteRead(content, answer.length)
         except (OSError, http.client.HTTPException) as error:
             raise DaemonUnreachable(
                 f"no daemon answers at {self._url} ({error}); "
@@ -102,6 +114,10 @@ class DaemonClient:
             ) from None
         finally:
             connection.close()
+        if len(content) > bytes_max:
+            raise RemoteProtocolError(
+                f"what answers at {self._url} sends more than {bytes_max} bytes for {path}; check {self._option}"
+            )
         if answer.status != 200:
             raise DaemonRefused(answer.status, _sentence(content) or f"the daemon answered {answer.status}")
         return answer.headers, content
@@ -145,5 +161,18 @@ def _quoted(name: str) -> str:
 def _sentence(content: bytes) -> str:
     try:
         return msgspec.json.decode(content, type=dict[str, str]).get("error", "")
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return ""
+
+
+def _shallow(value: object) -> bool:
+    level = [value]
+    for _ in range(JSON_DEPTH_MAX):
+        level = [part for one in level if isinstance(one, dict | list) for part in _parts(one)]
+        if not level:
+            return True
+    return False
+
+
+def _parts(value: dict[str, object] | list[object]) -> Iterable[object]:
+    return value.values() if isinstance(value, dict) else value

@@ -19,7 +19,7 @@ from agent.intake import InferenceRequest
 from agent.quality import Ratios, compared
 from split.errors import IsthmusError
 from split.plan.plan import Decision, Plan, PlanEstimate, RequestFacts
-from split.plan.power import NO_POWER, Power, used_joules
+from split.plan.power import NO_POWER, Power, crossing_ms, used_joules
 from split.tensor import Tensors
 
 KEPT = 1024
@@ -31,12 +31,13 @@ BUCKETS_MS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000
 _BUSY: Mapping[str, str | None] = {
     "queue": None,
     "activate": None,
-    "network": "network",
+    "network": None,
     "cloud_queue": None,
     "cloud_decode": "companion",
     "tail": "companion",
 }
-"""Stage → whom it keeps from the next request (None: nobody); all others the device."""
+"""Stage → whom it keeps from the next request (None: nobody, or, for the link, counted apart); all others the
+device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +98,12 @@ class Totals:
     last_at_ms: int = 0
     """Wall clock, for Triton's statistics."""
     recent_ms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    """Of answers."""
+    recent_all_ms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    """Of all requests; inf: it got no answer."""
+    up_ms: float = 0.0
+    """While bytes of answered requests left; round trips apart, in which others may send."""
+    down_ms: float = 0.0
     joules: dict[bool, float] = field(default_factory=dict)
     """Of answered requests, by whether the power behind them was measured."""
     recent_j: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
@@ -158,8 +165,12 @@ class Journal:
         totals.placements.setdefault(str(entry.ran.placement), Times()).add(entry.total_ms)
         totals.fallbacks += bool(entry.fallback)
         totals.recent_ms.append(entry.total_ms)
+        totals.recent_all_ms.append(entry.total_ms)
         totals.explored += entry.decision.tried
         chosen = entry.decision.chosen
+        up_ms, down_ms = crossing_ms(entry.stages_ms, chosen.stages_ms, entry.decision.link.get("rtt_ms", 0.0))
+        totals.up_ms += up_ms
+        totals.down_ms += down_ms
         if not entry.fallback and entry.ran == chosen.plan:
             told = compared(entry.stages_ms, entry.total_ms, chosen.stages_ms, chosen.predicted_ms)
             for stage, measured_ms, predicted_ms in told:
@@ -181,6 +192,7 @@ class Journal:
         totals = self._totals(request.model.name)
         totals.failures[error.code] += 1
         totals.failures_ms += total_ms
+        totals.recent_all_ms.append(math.inf)
         entry = Entry(
             model=request.model.name,
             received_at_s=request.received_at_s,
@@ -240,20 +252,22 @@ class Journal:
         return round(median(totals.recent_ms), 3) if totals and totals.recent_ms else None
 
     def measured(self, model: str) -> dict[str, float | None]:
-        """For who holds it against a contract: latencies over the last `RECENT` answers, and the requests a second that
-        the longest of device, network and companion would have allowed, by the means since the start."""
+        """For who holds it against a contract: latencies over the last `RECENT` requests (None where so many of them
+        got no answer that there is no such latency), the share that got none, and the requests a second that the
+        longest of device, link up, link down and companion would have allowed, by the means since the start."""
         totals = self.totals.get(model, Totals())
-        recent = sorted(totals.recent_ms)
+        recent = sorted(totals.recent_all_ms)
         count = sum(times.count for times in totals.placements.values())
-        spent = {"device": 0.0, "network": 0.0, "companion": 0.0}
+        spent = {"device": 0.0, "up": totals.up_ms, "down": totals.down_ms, "companion": 0.0}
         for stage, ms in totals.stages_ms.items():
             if (where := _BUSY.get(stage, "device")) is not None:
                 spent[where] += ms
         longest_ms = max(spent.values())
         return {
             "requests": count,
-            "p50_ms": round(median(recent), 3) if recent else None,
-            "p99_ms": round(recent[math.ceil(0.99 * len(recent)) - 1], 3) if recent else None,
+            "p50_ms": _finite(median(recent)) if recent else None,
+            "p99_ms": _finite(recent[math.ceil(0.99 * len(recent)) - 1]) if recent else None,
+            "failed_ratio": round(recent.count(math.inf) / len(recent), 4) if recent else None,
             "per_s": round(1000 * count / longest_ms, 3) if longest_ms else None,
         }
 
@@ -316,6 +330,10 @@ class Journal:
             "energy": _energy_json(entry),
             "error": entry.error or None,
         }
+
+
+def _finite(ms: float) -> float | None:
+    return round(ms, 3) if ms < math.inf else None
 
 
 def _energy_json(entry: Entry) -> dict[str, Any] | None:

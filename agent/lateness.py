@@ -3,8 +3,10 @@
 `split.plan.slack.latest_starts` says by when each local finish must start, given that they share one worker. One that
 the worker could not start by then, because of what it has to do before, begins at once; and work that enters the worker
 later is let in behind the finishes that it would make late (`make_room`). Where it pays to begin earlier
-(`split.plan.hedging` says from when on), that is done as soon as the worker is free, one at a time. Not a judgement on
-the companion: only a clock.
+(`split.plan.hedging` says from when on), that is done as soon as the worker is free, one at a time, where no other is
+late by it. One that is not expected to be through by its deadline begins only when the companion has failed: before,
+it would keep the worker from all others, for an answer that nobody gets. Not a judgement on the
+companion: only a clock.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from split.plan.slack import latest_starts, reserved_ms
+from split.plan.slack import MARGIN_RATIO, latest_starts, reserved_ms
 
 Finish = asyncio.Future[Any]
 """The local finish, under way."""
@@ -29,6 +31,10 @@ class _Watched:
     begin: Callable[[], Finish]
     begun: asyncio.Future[Finish]
     deadline_at_s: float
+    in_time: bool
+    """It is expected to be through by then."""
+    runs_ms: float
+    """What the worker would be busy with it, at most: its margin in."""
     reserved_ms: float
     give_up_at_s: float
     hedge_at_s: float
@@ -62,11 +68,14 @@ class Lateness:
         """
         loop = asyncio.get_running_loop()
         now_s = loop.time()
+        left_ms = (deadline_at_s - now_s) * 1000
         self._watched[key] = _Watched(
             begin=begin,
             begun=loop.create_future(),
             deadline_at_s=deadline_at_s,
-            reserved_ms=reserved_ms(local_ms, (deadline_at_s - now_s) * 1000),
+            in_time=local_ms <= left_ms,
+            runs_ms=local_ms * (1 + MARGIN_RATIO),
+            reserved_ms=reserved_ms(local_ms, left_ms),
             give_up_at_s=math.inf if timeout_ms is None else now_s + timeout_ms / 1000,
             hedge_at_s=now_s + hedge_after_ms / 1000,
         )
@@ -86,7 +95,8 @@ class Lateness:
             self.make_room()
 
     def hurry_all(self) -> None:
-        """Nothing is heard of the companion: all that waits for it begins now, in the order of deadlines."""
+        """Nothing is heard of the companion: all that waits for it and can be in time begins now, in the order of
+        deadlines."""
         self.make_room(math.inf)
 
     def close(self) -> None:
@@ -111,12 +121,17 @@ class Lateness:
 
     def has_room(self, ms: float) -> bool:
         """Whether the worker could take a job of so many ms that nobody waits for, and no finish would begin for it."""
+        return self._has_room(ms, None)
+
+    def _has_room(self, ms: float, own: str | None) -> bool:
+        """`own`: whose finish that job is."""
         now_s = asyncio.get_running_loop().time()
         free_at_s = now_s + (self._queue_ms() + ms) / 1000
-        return all(start_s >= free_at_s for start_s in self._starts(now_s).values())
+        return all(start_s >= free_at_s for start_s in self._starts(now_s, own).values())
 
-    def _starts(self, now_s: float) -> dict[str, float]:
-        return latest_starts(now_s, [(k, w.deadline_at_s, w.reserved_ms) for k, w in self._watched.items()])
+    def _starts(self, now_s: float, own: str | None = None) -> dict[str, float]:
+        pending = [(k, w.deadline_at_s, w.reserved_ms) for k, w in self._watched.items() if w.in_time and k != own]
+        return latest_starts(now_s, pending)
 
     def _due(self, entering_ms: float, deadline_at_s: float) -> list[_Watched]:
         """Take out what must begin now; one timer for the rest."""
@@ -127,7 +142,8 @@ class Lateness:
         starts = self._starts(now_s)
         due, next_at_s = [], math.inf
         hedged: str | None = None
-        for key, watched in self._watched.items():
+        for key in starts:
+            watched = self._watched[key]
             could_at_s = behind_at_s if watched.deadline_at_s <= deadline_at_s else free_at_s
             begin_at_s = min(now_s if starts[key] < could_at_s else starts[key], watched.give_up_at_s)
             if begin_at_s <= now_s + EARLY_S:
@@ -135,13 +151,14 @@ class Lateness:
             elif (hedge_at_s := max(watched.hedge_at_s, behind_at_s)) <= now_s + EARLY_S:
                 if hedged is None or watched.deadline_at_s < self._watched[hedged].deadline_at_s:
                     hedged = key
+                next_at_s = min(next_at_s, begin_at_s)
             else:
                 next_at_s = min(next_at_s, begin_at_s, hedge_at_s)
-        if hedged is not None and not due:
+        if hedged is not None and not due and self._has_room(self._watched[hedged].runs_ms, hedged):
             due.append(hedged)
         if self._timer is not None:
             self._timer.cancel()
-        wanted = self._watched and not due
+        wanted = next_at_s < math.inf and not due
         self._timer = loop.call_at(next_at_s, self.make_room) if wanted else None
         return [self._watched.pop(key) for key in due]
 

@@ -151,13 +151,12 @@ class Serve:
             return await self._locally(request, decision, prepared, fallback=str(error))
         try:
             if must_come:
-                return await self._remotely(
-                    request, decision, prepared, await self._reply(request, decision, asked.reply)
-                )
+                return self._remotely(request, decision, prepared, await self._reply(request, decision, asked.reply))
             finish_ms = self._finish_ms(request, prepared)
+            whole_ms = finish_ms if prepared.cut is None else self._finish_ms(request, Prepared.nothing(request))
             with (
                 request.model.way_out(prepared.cut),
-                self._hedges.hedge(request, decision, finish_ms=finish_ms, now_s=_now()) as hedge,
+                self._hedges.hedge(request, decision, finish_ms=finish_ms, whole_ms=whole_ms, now_s=_now()) as hedge,
             ):
                 return await self._first_answer(request, decision, prepared, asked, hedge)
         finally:
@@ -283,7 +282,7 @@ class Serve:
                     await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             if local is None or _succeeded(remote):
                 hedge.came(_now())
-                return await self._remotely(request, decision, prepared, remote.result())
+                return self._remotely(request, decision, prepared, remote.result())
             hedge.overtaken(_now())
             if not (remote.done() or asked.lost.done()):
                 self._blame(hedge.overdue_at_s)
@@ -356,20 +355,19 @@ class Serve:
             stages_ms["activate"] = prepared.stages_ms.get("activate", 0.0) + measured.get("activate", 0.0)
         return _outcome(request, decision, outputs, ran=LOCAL, fallback=fallback, stages_ms=stages_ms)
 
-    async def _remotely(
+    def _remotely(
         self, request: InferenceRequest, decision: Decision, prepared: Prepared, remote: RemoteReply
     ) -> Outcome:
         plan, reply = decision.chosen.plan, remote.reply
         tail_ms = self._as_profiled_ms(request, plan, "tail", reply.tail_ms)
         queue_ms = reply.queue_ms if request.part == 0 else None
         self._planner.observe_cloud(request.model.name, plan, queue_ms, tail_ms)
-        await self._compute.hold(remote.decode_ms)
         stages_ms = prepared.stages_ms | {
             "network": remote.network_ms,
             "cloud_queue": reply.queue_ms,
             "cloud_decode": reply.decode_ms,
             "tail": reply.tail_ms,
-            "decode": remote.decode_ms * self._compute.slowdown,
+            "decode": remote.decode_ms,
         }
         outputs = {**remote.outputs, **prepared.outputs}
         return _outcome(request, decision, outputs, ran=plan, fallback="", stages_ms=stages_ms)

@@ -46,7 +46,7 @@ class RemoteReply:
     network_ms: float
     """Round trip without the companion's own time."""
     decode_ms: float
-    """Of the outputs, here."""
+    """Of the outputs, here; slowdown in."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -101,6 +101,8 @@ class Waiting:
         """By id: what this connection has still to answer."""
         self._lost: dict[str, _Request] = {}
         """What an earlier connection took with it and the next one may still answer."""
+        self._decoded_until_s = -math.inf
+        """Emulation: until then the event loop of the slower device would be decoding."""
         self._reply_bytes: dict[tuple[str, str], int] = {}
         """What the last reply had, by model and cut: so much is on its way for each request that was sent, and is
         neither seen by the meter yet nor free for others."""
@@ -263,14 +265,12 @@ class Waiting:
             answer.set_exception(RemoteProtocolError(f"the companion's reply is not usable: {error}"))
             return False
         decode_ms = (time.perf_counter() - started_s) * 1000
-        answer.set_result(
-            RemoteReply(
-                outputs=outputs,
-                reply=reply,
-                network_ms=network_ms,
-                decode_ms=decode_ms,
-            )
-        )
+        slowdown = self._planner.slowdown
+        answered = RemoteReply(outputs=outputs, reply=reply, network_ms=network_ms, decode_ms=decode_ms * slowdown)
+        if slowdown > 1.0:
+            self._hold(answer, answered, decode_ms * (slowdown - 1.0))
+        else:
+            answer.set_result(answered)
         self._planner.observe_reply(
             waiting.message.digest,
             waiting.message.codec,
@@ -279,6 +279,13 @@ class Waiting:
             cloud_decode_ms=reply.decode_ms,
         )
         return True
+
+    def _hold(self, answer: asyncio.Future[RemoteReply], answered: RemoteReply, held_ms: float) -> None:
+        """Emulation: the answer is there when a slower device would have decoded it. Replies are decoded on the event
+        loop, one after the other and beside the worker, so the worker neither waits for this nor makes it wait."""
+        loop = asyncio.get_running_loop()
+        self._decoded_until_s = max(self._decoded_until_s, loop.time()) + held_ms / 1000
+        loop.call_at(self._decoded_until_s, lambda: None if answer.done() else answer.set_result(answered))
 
     def lose(self, why: str) -> None:
         """The connection is over: what may be sent again waits for the next one, for the rest it was the last."""

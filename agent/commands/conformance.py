@@ -12,11 +12,15 @@ from typing import Any, Final, cast
 import msgspec
 
 from split.profiles.contract import PRIVACY_ORDER, Contract, InputContract, OutputContract, Privacy, strictest
+from split.profiles.image_spec import ImageSpec
 
 UNSTATED_MEND: Final = (
     "the service does not state it: serve the model with `isthmus agent` and this contract beside it, or take the key "
     "out of the contract"
 )
+
+FAILED_MAX: Final = 0.01
+"""Of the requests: with more that get no answer, there is no latency that 99 of 100 keep."""
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +42,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
     requests: int = 0
     p99_ms: float | None = None
+    failed_ratio: float | None = None
+    """Share of the last requests that got no answer."""
     per_s: float | None = None
     """Requests a second that it could answer, at least."""
 
@@ -68,7 +74,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
 def hold(contract: Contract, stated: Stated, labels: Mapping[str, Sequence[str]]) -> list[Field]:
     """Every field of `contract` against what is stated. `labels`: of outputs whose file lies beside the contract."""
     if stated.contract is not None:
-        stated = msgspec.structs.replace(stated, contract=_filled(stated.contract, _plain(Contract())))
+        stated = msgspec.structs.replace(stated, contract=_with_defaults(stated.contract))
     return [*_tensors(contract, stated, labels), *_words(contract, stated)]
 
 
@@ -139,7 +145,10 @@ def _labels(path: str, output: OutputContract, own: Sequence[str] | None, stated
     if found is None:
         mend = f"put {output.labels} (one label a line) beside the contract of the service and load the model again"
         return Field(path=path, ok=False, wanted=output.labels, found=None, mend=mend)
-    if own is None or list(own) == list(found):
+    if own is None:
+        said = f"{len(found)} labels, not compared: {output.labels} is not beside this contract"
+        return Field(path=path, ok=True, wanted=output.labels, found=said)
+    if list(own) == list(found):
         return Field(path=path, ok=True, wanted=output.labels, found=f"{len(found)} labels")
     differing = next((n for n, (a, b) in enumerate(zip(own, found, strict=False)) if a != b), min(len(own), len(found)))
     return Field(
@@ -220,6 +229,13 @@ def _words(contract: Contract, stated: Stated) -> Iterator[Field]:
         theirs = _dig(found, *keys)
         if path == "resource.accelerators" and stated.accelerators is not None:
             theirs = list(stated.accelerators)
+        if path == "resource.accelerators" and _dig(wanted, *keys) == _dig(default, *keys):
+            holds = _anything  # asked for nothing
+        if path == "behaviour.fallback.agreement_min" and "shadow" not in (
+            contract.behaviour.fallback.strategy,
+            _dig(found, "behaviour", "fallback", "strategy"),
+        ):
+            holds = _anything  # nothing is compared
         if path == "data.fidelity.measure" and 0 in (
             contract.data.fidelity.bound,
             _dig(found, "data", "fidelity", "bound"),
@@ -253,9 +269,15 @@ def _word(
 
 
 def _latency(contract: Contract, stated: Stated) -> Field:
+    path, wanted = "behaviour.latency_p99_ms", contract.behaviour.latency_p99_ms
+    failed_ratio = stated.measured.failed_ratio
+    if wanted is not None and failed_ratio is not None and failed_ratio > FAILED_MAX:
+        found = f"no answer to {100 * failed_ratio:.3g} % of the last requests"
+        mend = "`isthmus explain` of one of them says why; a later deadline, or a fallback, would answer it"
+        return Field(path=path, ok=False, wanted=wanted, found=found, mend=mend)
     return _measurable(
-        "behaviour.latency_p99_ms",
-        contract.behaviour.latency_p99_ms,
+        path,
+        wanted,
         stated.measured.p99_ms,
         stated,
         holds=_at_most,
@@ -306,6 +328,27 @@ def _plain(struct: msgspec.Struct) -> dict[str, Any]:
     """As it comes out of JSON: lists, no tuples."""
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(struct))
     return plain
+
+
+def _with_defaults(given: Mapping[str, Any]) -> Any:
+    """What a service says with the defaults of the keys that it leaves out, those of its tensors too."""
+    filled = _filled(given, _plain(Contract()))
+    data = _dig(filled, "data")
+    if isinstance(data, Mapping):
+        inputs = [_filled(one, _of_input(one)) for one in _list(data, "inputs")] or data.get("inputs")
+        filled["data"] = {**data, "inputs": inputs}
+    return filled
+
+
+def _of_input(given: Any) -> Any:
+    """The defaults of an input, those of its pictures too if it takes any."""
+    default = _plain(InputContract(name=""))
+    return default | {"encoded": _IMAGE_DEFAULTS} if isinstance(_dig(given, "encoded"), Mapping) else default
+
+
+_IMAGE_DEFAULTS: Final = {
+    key: value for key, value in _plain(ImageSpec(resize=1, crop=1)).items() if key not in ("resize", "crop")
+}
 
 
 def _filled(given: Any, default: Any) -> Any:

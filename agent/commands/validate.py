@@ -13,9 +13,10 @@ import msgspec
 from agent.commands.conformance import Field, Measured, Metadata, Stated, Tensor, hold, hold_signature, shown
 from agent.commands.options import service_url
 from agent.http_client import DaemonClient, DaemonRefused, DaemonUnreachable
+from agent.log_lines import printable
 from split.errors import ConfigError, InvalidModel, RemoteProtocolError
 from split.oip.infer import plain_shape
-from split.profiles.contract import CONTRACT_FILE, Contract, load_contract, load_labels
+from split.profiles.contract import Contract, load_contract, load_labels
 from split.profiles.contract_schema import contract_schema
 from split.tensor import TensorSpec
 
@@ -63,14 +64,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _held_by_files(contract: Contract, path: Path) -> list[Field]:
-    """Against what lies beside it: the folder's name, the labels, the newest version of the model."""
+    """Against what lies beside it: the folder's name, the labels, the newest version of the model. A draft by another
+    name is held as the contract is. Without a model only labels that are not there are told: they may come with it."""
     folder = path.absolute().parent
-    model = _model_beside(path)
-    if model is None:
-        return []
-    fields = [_model_named(contract, folder.name)]
+    model = _model_beside(folder)
     labels, missing = _own_labels(contract, folder)
-    fields += missing
+    if model is None:
+        return [msgspec.structs.replace(field, ok=True, mend="") for field in missing]
+    fields = [_model_named(contract, folder.name), *missing]
     try:
         fields += hold_signature(contract, _signature(model), labels)
     except InvalidModel as error:
@@ -78,10 +79,8 @@ def _held_by_files(contract: Contract, path: Path) -> list[Field]:
     return fields
 
 
-def _model_beside(path: Path) -> Path | None:
-    if path.name != CONTRACT_FILE:
-        return None
-    versions = [one for one in path.absolute().parent.glob("*/model.onnx") if one.parent.name.isdigit()]
+def _model_beside(folder: Path) -> Path | None:
+    versions = [one for one in folder.glob("*/model.onnx") if one.parent.name.isdigit()]
     return max(versions, key=lambda one: int(one.parent.name), default=None)
 
 
@@ -209,7 +208,8 @@ def _from_statistics(stats: Mapping[str, Any]) -> Measured:
 
 
 def _lines(fields: Sequence[Field]) -> Iterator[str]:
-    """A row a field, what to do below those that fail, and the sum."""
+    """A row a field, what to do below those that fail, and the sum. A foreign service has its say in cells and mends:
+    nothing of it reaches the terminal as control characters."""
     rows = [("", "FIELD", "WANTED", "FOUND")]
     rows += [("✓" if field.ok else "✗", field.path, _cell(field.wanted), _cell(field.found)) for field in fields]
     wide = [max(len(row[column]) for row in rows) for column in range(3)]
@@ -217,7 +217,7 @@ def _lines(fields: Sequence[Field]) -> Iterator[str]:
         if fields:
             yield f"{row[0]:1} {row[1]:{wide[1]}}  {row[2]:{wide[2]}}  {row[3]}".rstrip()
         if field is not None and field.mend:
-            yield f"  → {field.mend}"
+            yield f"  → {printable(field.mend)}"
     failing = sum(not field.ok for field in fields)
     if not fields:
         yield "the contract is well-formed; nothing was there to hold against it (a model beside it, --service URL)"
@@ -228,5 +228,5 @@ def _lines(fields: Sequence[Field]) -> Iterator[str]:
 
 
 def _cell(value: object) -> str:
-    text = "–" if value is None else shown(value)
+    text = "–" if value is None else printable(shown(value))
     return text if len(text) <= _CELL else f"{text[: _CELL - 1]}…"

@@ -47,6 +47,8 @@ CONTRACTS: Final[Mapping[str, str]] = {
     "throughput": "behaviour: {weights: {latency: 0, throughput: 1}}\n",
 }
 """Name of the model → its contract; the same file three times, so that it is profiled once."""
+FIRST: Final = "single"
+"""Holds the file and its profile; the others lead to it."""
 WIDTH: Final = 48
 """Channels: twice the work of `tower.WIDTH`, so that what HTTP and TLS take of both processors is little."""
 LINK_RATIO: Final = 0.45
@@ -60,32 +62,39 @@ _Wishes = Mapping[str, Scalar]
 
 def prepare() -> None:
     """Profile the model and have the companion hold it, once."""
-    first, *others = CONTRACTS
-    versions = FOLDER / "models" / first / "1"
-    if not (versions / "model.onnx").exists():
-        write_tower(versions / "model.onnx", width=WIDTH)
-    _promise(first)
+    _offer(FIRST)
     if not (FOLDER / "companion-cache").exists():
         with pair_in(FOLDER) as pair:  # while it is the only one: names that come later find its profile
-            start(pair, first)
-    for other in others:
-        _promise(other)
-        if not (versions.parents[1] / other / "1").exists():
-            (versions.parents[1] / other / "1").symlink_to(versions)
+            start(pair, FIRST)
 
 
-def _promise(name: str) -> None:
-    (FOLDER / "models" / name).mkdir(exist_ok=True)
-    (FOLDER / "models" / name / "contract.yaml").write_text(CONTRACTS[name])
+def _offer(*names: str) -> None:
+    """Have the repository hold these and no others: each is compared with the companion when the daemon starts."""
+    models = FOLDER / "models"
+    if not (models / FIRST / "1" / "model.onnx").exists():
+        write_tower(models / FIRST / "1" / "model.onnx", width=WIDTH)
+    for name, contract in CONTRACTS.items():
+        if name not in (FIRST, *names):
+            (models / name / "contract.yaml").unlink(missing_ok=True)
+            (models / name / "1").unlink(missing_ok=True)
+            if (models / name).exists():
+                (models / name).rmdir()
+            continue
+        (models / name).mkdir(exist_ok=True)
+        (models / name / "contract.yaml").write_text(contract)
+        if not (models / name / "1").exists():
+            (models / name / "1").symlink_to(models / FIRST / "1")
 
 
 def run(*, quick: bool) -> tuple[list[Figure], list[dict[str, Any]]]:
     """`mix_over_single`: answers per second of `auto` / of the best single plan, as measured; more than 1 is wanted.
     `mix_of_lp`: of `auto` / of the best mix by the stages measured alone."""
-    alone, seconds, rounds = (2, 2.5, 1) if quick else (15, 20.0, 4)
-    requests = Requests(FOLDER / "models" / "single" / "1" / "model.onnx")
+    alone, seconds, rounds = (2, 2.0, 1) if quick else (15, 20.0, 4)
+    chosen = ("auto",) if quick else ("auto", "throughput")
+    _offer(*chosen)
+    requests = Requests(FOLDER / "models" / FIRST / "1" / "model.onnx")
     with pair_in(FOLDER) as pair:
-        start(pair, *CONTRACTS)
+        start(pair, FIRST, *chosen)
         pair.pin("relay", set(PROCESSORS))
         os.sched_setaffinity(0, PROCESSORS)
         plans = _plans()
@@ -94,8 +103,8 @@ def run(*, quick: bool) -> tuple[list[Figure], list[dict[str, Any]]]:
         pair.link(rtt_ms=RTT_MS, rate_mbit=row_bytes(waist_cut(FOLDER, 0)) * 8 / (LINK_RATIO * whole_ms) / 1e3)
         before = _demands(pair, requests, plans, alone, whole_ms)
         singles = sorted(plans, key=lambda plan: max(before[plan]))[: 1 if quick else SINGLES]
-        asks = {str(plan): partial(_one, requests, "single", plans[plan]) for plan in singles}
-        asks |= {name: partial(_one, requests, name, {}) for name in (("auto",) if quick else ("auto", "throughput"))}
+        asks = {str(plan): partial(_one, requests, FIRST, plans[plan]) for plan in singles}
+        asks |= {name: partial(_one, requests, name, {}) for name in chosen}
         taken_ms: dict[str, list[float]] = {name: [] for name in asks}
         answers: dict[str, list[Answer]] = {name: [] for name in asks}
         for _ in range(rounds):
@@ -166,7 +175,7 @@ def _one(requests: Requests, model: str, wishes: _Wishes, client: Client, number
 
 def _alone(client: Client, requests: Requests, wishes: _Wishes, count: int) -> dict[str, float]:
     """ms of device and companion; the first request opens what is to be opened."""
-    return stages_ms([_one(requests, "single", wishes, client, number) for number in range(1 + count)][1:])
+    return stages_ms([_one(requests, FIRST, wishes, client, number) for number in range(1 + count)][1:])
 
 
 def _demands(

@@ -105,6 +105,18 @@ def modelled(device: DeviceProfile | None, threads: int, radio: Radio | None) ->
     )
 
 
+def crossing_ms(
+    measured_ms: Mapping[str, float], predicted_ms: Mapping[str, float], rtt_ms: float
+) -> tuple[float, float]:
+    """How long bytes left and came: `network` is measured as one time; it is split as the prediction had `up` and
+    `down`, in which half the round trip `rtt_ms` each is waiting."""
+    up_ms, down_ms = predicted_ms.get("up", 0.0), predicted_ms.get("down", 0.0)
+    if up_ms + down_ms <= 0.0:
+        return 0.0, 0.0
+    ratio = measured_ms.get("network", 0.0) / (up_ms + down_ms)
+    return ratio * max(up_ms - rtt_ms / 2.0, 0.0), ratio * max(down_ms - rtt_ms / 2.0, 0.0)
+
+
 _COMPUTED: Final = ("activate", "image", "head", "whole", "encode", "decode", "local_tail")
 """Measured stages (`agent/journal.py`) in which the device works."""
 
@@ -114,14 +126,10 @@ def used_joules(
 ) -> float:
     """What an answered request used above idle: its measured stages times the power in them.
 
-    `network` is measured as one time; it is split as the prediction had `up` and `down`, in which half the round trip
-    `rtt_ms` each is waiting. What no stage explains of `total_ms` was waited, the companion's own time included.
+    What no stage explains of `total_ms` was waited, the companion's own time included.
     """
     compute_ms = sum(measured_ms.get(stage, 0.0) for stage in _COMPUTED)
-    network_ms = measured_ms.get("network", 0.0)
-    up_ms, down_ms = predicted_ms.get("up", 0.0), predicted_ms.get("down", 0.0)
-    ratio = network_ms / (up_ms + down_ms) if up_ms + down_ms > 0.0 else 0.0
-    send_ms, receive_ms = (ratio * max(one - rtt_ms / 2.0, 0.0) for one in (up_ms, down_ms))
+    send_ms, receive_ms = crossing_ms(measured_ms, predicted_ms, rtt_ms)
     return power.joules(
         compute_ms=compute_ms,
         send_ms=send_ms,

@@ -129,7 +129,6 @@ data:
             "behaviour.weights.energy",
             "behaviour.fallback.strategy",
             "behaviour.fallback.timeout_ms",
-            "behaviour.fallback.agreement_min",
             "behaviour.retry.attempts",
             "data.inputs[0].dtype",
             "data.inputs[0].shape",
@@ -174,13 +173,14 @@ class Foreign:
 
     def __init__(self) -> None:
         self.answers: dict[tuple[str, str], tuple[int, bytes]] = {}
+        self.breaks_off = False
         foreign = self
 
         class Handler(BaseHTTPRequestHandler):
             def answer(self) -> None:
                 status, body = foreign.answers.get((self.command, self.path), (404, b'{"error": "not here"}'))
                 self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
+                self.send_header("Content-Length", str(len(body) + foreign.breaks_off))
                 self.end_headers()
                 self.wfile.write(body)
 
@@ -257,8 +257,11 @@ def test_tritons_configuration_and_statistics_are_taken_for_what_they_say(
     _, rows = validate(written(tmp_path, text), "--service", foreign.url)
     assert failing(rows) == set()
     assert rows["behaviour.throughput_min_per_s"]["found"] == 100
-    _, rows = validate(written(tmp_path, text.replace("90", "110").replace("cuda", "cpu")), "--service", foreign.url)
+    other = text.replace("90", "110").replace("cuda", "openvino")
+    _, rows = validate(written(tmp_path, other), "--service", foreign.url)
     assert failing(rows) == {"behaviour.throughput_min_per_s", "resource.accelerators"}
+    _, rows = validate(written(tmp_path, "model: tiny\n"), "--service", foreign.url)
+    assert failing(rows) == set(), "a contract that asks for no place holds on a GPU"
 
 
 @pytest.mark.parametrize(
@@ -329,6 +332,78 @@ def test_what_speaks_no_such_protocol_fails_as_a_service(
     assert failing(rows) == {"service"} == set(rows)
 
 
+@pytest.mark.parametrize("depth", [100, 100_000])
+def test_json_deeper_than_anything_meant_fails_as_a_service(
+    tmp_path: Path, validate: Validate, foreign: Foreign, depth: int
+) -> None:
+    deep = b'{"error": ' + b"[" * depth + b"]" * depth + b"}"
+    for status in (200, 500):
+        foreign.says("GET", "/v2/models/tiny", deep, status)
+        foreign.says("OPTIONS", "/v2/models/tiny", deep, status)
+        _, rows = validate(written(tmp_path, "model: tiny"), "--service", foreign.url)
+        assert failing(rows) == {"service" if status == 200 else "model"} == set(rows)
+
+
+def test_an_answer_is_read_to_a_bound_and_one_that_breaks_off_is_no_answer(
+    tmp_path: Path, validate: Validate, foreign: Foreign, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign.says("GET", "/v2/models/tiny", METADATA)
+    size = len(json.dumps(METADATA))
+    monkeypatch.setattr("agent.http_client.JSON_BYTES_MAX", size)
+    assert validate(written(tmp_path, "model: tiny"), "--service", foreign.url)[0] == 0
+    monkeypatch.setattr("agent.http_client.JSON_BYTES_MAX", size - 1)
+    _, rows = validate(written(tmp_path, "model: tiny"), "--service", foreign.url)
+    assert failing(rows) == {"service"} == set(rows)
+    monkeypatch.undo()
+    foreign.breaks_off = True
+    _, rows = validate(written(tmp_path, "model: tiny"), "--service", foreign.url)
+    assert "IncompleteRead" in rows["service"]["found"]
+
+
+def test_what_a_service_says_reaches_the_terminal_without_control_characters(
+    tmp_path: Path, foreign: Foreign, capfd: pytest.CaptureFixture[str]
+) -> None:
+    evil = "\x1b]0;owned\x07\x1b[2J\x9b31m\nnext"
+    metadata = METADATA | {"name": evil, "inputs": [{"name": evil, "datatype": evil, "shape": [1]}]}
+    foreign.says("GET", "/v2/models/tiny", metadata)
+    text = "model: tiny\ndata: {inputs: [{name: x}]}\n"
+    assert cli.run(["validate", "--contract", str(written(tmp_path, text)), "--service", foreign.url]) == 1
+    said = capfd.readouterr().out
+    assert "owned" in said
+    assert all(character.isprintable() or character == "\n" for character in said)
+    assert not any(line.startswith("next") for line in said.splitlines())
+
+
+def test_a_service_that_answers_too_few_requests_keeps_no_latency(
+    tmp_path: Path, validate: Validate, foreign: Foreign
+) -> None:
+    foreign.says("GET", "/v2/models/tiny", METADATA)
+    contract = written(tmp_path, "model: tiny\nbehaviour: {latency_p99_ms: 50}\n")
+    for measured, holds in (
+        ({"requests": 90, "p99_ms": 20.0, "failed_ratio": 0.01}, True),
+        ({"requests": 90, "p99_ms": 20.0, "failed_ratio": 0.011}, False),
+        ({"requests": 0, "p99_ms": None, "failed_ratio": 1.0}, False),
+        ({"requests": 90, "p99_ms": 20.0}, True),
+    ):
+        said = METADATA | {"contract": {"behaviour": {"latency_p99_ms": 50}}, "measured": measured}
+        foreign.says("OPTIONS", "/v2/models/tiny", said)
+        _, rows = validate(contract, "--service", foreign.url)
+        assert failing(rows) == (set() if holds else {"behaviour.latency_p99_ms"}), measured
+
+
+def test_what_a_service_leaves_out_of_its_inputs_is_at_its_default_too(
+    tmp_path: Path, validate: Validate, foreign: Foreign
+) -> None:
+    foreign.says("GET", "/v2/models/tiny", METADATA)
+    rule = {"resize": 8, "crop": 8, "mean": [0.0, 0.0, 0.0], "std": [255.0, 255.0, 255.0]}
+    for encoded, fails in ((rule, set()), (rule | {"layout": "NHWC"}, {"data.inputs[0].encoded"})):
+        contract = {"data": {"inputs": [{"name": "x", "encoded": encoded}]}}
+        foreign.says("OPTIONS", "/v2/models/tiny", METADATA | {"contract": contract})
+        text = "model: tiny\ndata: {inputs: [{name: x, encoded: {kind: image, resize: 8, crop: 8}}]}\n"
+        _, rows = validate(written(tmp_path, text), "--service", foreign.url)
+        assert failing(rows) == fails
+
+
 def test_a_service_that_does_not_answer_fails_as_a_service(tmp_path: Path, validate: Validate) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -343,7 +418,10 @@ def test_a_service_that_does_not_answer_fails_as_a_service(tmp_path: Path, valid
 def test_a_contract_alone_is_well_formed_or_bad_configuration(
     tmp_path: Path, validate: Validate, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert validate(written(tmp_path, CONTRACT)) == (0, {})
+    assert validate(written(tmp_path, CONTRACT.replace(", labels: labels.txt", ""))) == (0, {})
+    status, rows = validate(written(tmp_path, CONTRACT))
+    assert (status, list(rows)) == (0, ["data.outputs[0].labels"])
+    assert "labels.txt" in rows["data.outputs[0].labels"]["found"]
     bad = written(tmp_path, "data:\n  privacy: some\n")
     assert cli.run(["validate", "--contract", str(bad)]) == 78
     assert f"{bad}:2: data.privacy: expected one of any, local-only" in capfd.readouterr().err
@@ -360,6 +438,9 @@ def test_a_contract_is_held_against_the_newest_model_beside_it(tmp_path: Path, v
         "data.outputs[0].name",
         "data.outputs[0].labels",
     }
+    draft = path.parent / "draft.yaml"
+    draft.write_text(CONTRACT.replace("[-1, 3]", "[-1, 4]"))
+    assert failing(validate(draft)[1]) == {"data.inputs[0].shape"}
     (path.parent / "12").mkdir()
     (path.parent / "12" / "model.onnx").write_bytes(b"no model")
     assert "model" in failing(validate(path)[1])

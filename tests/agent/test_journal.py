@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from agent.intake import InferenceRequest
 from agent.journal import RECENT, Entry, Journal
 from agent.metrics import Metrics
+from split.errors import DeadlineExceeded
 from split.ids import CutId
 from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate, RequestFacts
 
@@ -50,7 +54,8 @@ def page(journal: Journal) -> list[str]:
 
 
 def test_before_the_first_answer_nothing_was_measured() -> None:
-    assert Journal().measured("m") == {"requests": 0, "p50_ms": None, "p99_ms": None, "per_s": None}
+    nothing = {"p50_ms": None, "p99_ms": None, "failed_ratio": None, "per_s": None}
+    assert Journal().measured("m") == {"requests": 0} | nothing
 
 
 def test_p99_is_the_latency_that_one_of_a_hundred_exceeds_among_the_last_answers() -> None:
@@ -67,9 +72,36 @@ def test_the_longest_of_device_network_and_companion_says_how_many_requests_go_t
     here = {"queue": 500.0, "head": 3.0, "encode": 1.0, "decode": 1.0}
     for number in range(2):
         away = {"network": 6.0, "cloud_queue": 400.0, "cloud_decode": 1.0, "tail": 9.0 if number else 15.0}
-        journal.answered(f"r{number}", entry(here | away, plan=SPLIT))
-    # Companion: (16 + 10) / 2 = 13 ms a request; device 5, network 6. Waiting keeps nobody else busy.
+        journal.answered(f"r{number}", entry(here | away, plan=SPLIT, predicted_ms={"up": 4.0, "down": 2.0}))
+    # Companion: (16 + 10) / 2 = 13 ms a request; device 5, link up 4, down 2. Waiting keeps nobody else busy.
     assert journal.measured("m")["per_s"] == pytest.approx(1000 / 13, abs=0.001)
+
+
+def test_a_round_trip_keeps_nobody_from_the_next_request() -> None:
+    journal = Journal()
+    # 5 KB at 4 Mbit/s leave in 10 ms, of which the round trip of 100 ms is no part: 100 requests a second, not 9.
+    away = entry({"head": 2.0, "network": 110.0, "tail": 3.0}, plan=SPLIT, predicted_ms={"up": 60.0, "down": 50.0})
+    decision = dataclasses.replace(away.decision, link={"rtt_ms": 100.0})
+    journal.answered("a", dataclasses.replace(away, decision=decision))
+    assert journal.measured("m")["per_s"] == pytest.approx(100.0)
+
+
+def test_a_request_without_an_answer_counts_as_one_that_takes_for_ever() -> None:
+    journal = Journal()
+    for number in range(98):
+        journal.answered(f"r{number}", entry({"whole": 1.0}, total_ms=10.0))
+    done = entry({"whole": 1.0})
+    error = DeadlineExceeded("no answer within 1000 ms")
+    model = SimpleNamespace(name="m")
+    request = SimpleNamespace(id="f", model=model, received_at_s=0.0, deadline_at_s=1.0, facts=done.facts)
+    journal.failed(cast(InferenceRequest, request), done.decision, error, 1000.0)
+    found = journal.measured("m")
+    # 99 requests: the 99th of them (⌈0.99 · 99⌉) is the one that got none.
+    assert (found["requests"], found["p50_ms"], found["p99_ms"]) == (98, 10.0, None)
+    assert found["failed_ratio"] == pytest.approx(1 / 99, abs=1e-4)
+    journal.answered("r98", entry({"whole": 1.0}, total_ms=30.0))
+    assert journal.measured("m")["p99_ms"] == 30.0
+    assert journal.p50_ms("m") == 10.0
 
 
 def test_metrics_hold_each_stage_against_its_prediction() -> None:

@@ -173,10 +173,44 @@ def test_the_wait_is_bounded_by_the_timeout_too() -> None:
     run_in_virtual_time(story())
 
 
-def test_a_deadline_already_out_of_reach_rings_at_once() -> None:
+@pytest.mark.parametrize(("left_ms", "rings"), [(99.0, False), (101.0, True)])
+def test_a_finish_that_would_end_after_its_deadline_keeps_the_worker_from_nobody(left_ms: float, rings: bool) -> None:
     async def story() -> None:
         late = Lateness(queue_ms=lambda: 0.0)
-        assert await rings_at(watch(late, deadline_at_s=0.05)) == 0.0
+        begun = watch(late, deadline_at_s=left_ms / 1000, hedge_after_ms=0.0)
+        other = watch(late, "other")
+        late.make_room(50.0)
+        assert begun.done() is rings
+        assert await rings_at(other) == pytest.approx(1.0 - 0.158)  # not earlier because of one that is lost
+        if not rings:
+            late.hurry("a")  # the companion has failed: nobody else will answer
+            assert begun.done()
+
+    run_in_virtual_time(story())
+
+
+@pytest.mark.parametrize("other_deadline_ms", [300.0, 1000.0])
+def test_one_that_need_not_begin_yet_waits_for_another_that_would_be_late_behind_it(
+    other_deadline_ms: float,
+) -> None:
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        free_at_s = 0.0
+        ends_s: dict[str, float] = {}
+
+        def begin(key: str) -> asyncio.Future[Any]:
+            nonlocal free_at_s
+            free_at_s = ends_s[key] = max(free_at_s, loop.time()) + 0.1
+            return loop.create_future()
+
+        late = Lateness(queue_ms=lambda: max(free_at_s - loop.time(), 0.0) * 1000)
+        # takes 100 ms; could start at 300 − (105 + 8 + 10) ms = 0.177: not behind one that runs from 0.1 to 0.2
+        watch(late, "other", deadline_at_s=other_deadline_ms / 1000, begin=lambda: begin("other"))
+        early = watch(late, "early", deadline_at_s=2.0, hedge_after_ms=100.0, begin=lambda: begin("early"))
+        await early
+        await asyncio.sleep(2.0)
+        assert ends_s["other"] <= other_deadline_ms / 1000
+        assert (ends_s["early"] > ends_s["other"]) is (other_deadline_ms == 300.0)
 
     run_in_virtual_time(story())
 

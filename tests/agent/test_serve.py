@@ -13,6 +13,7 @@ import math
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ import onnx
 import onnx.parser
 import pytest
 
-from agent import stages
+from agent import stages, waiting
 from agent.compute import Timed
 from agent.intake import InferenceRequest, Intake
 from agent.journal import Journal, Outcome
@@ -100,9 +101,8 @@ class SlowCompute:
     """Stands for `agent.compute.Compute`: one job at a time, earliest deadline first, each taking what it was expected
     to, in virtual time."""
 
-    slowdown = 1.0
-
-    def __init__(self) -> None:
+    def __init__(self, slowdown: float) -> None:
+        self.slowdown = slowdown
         self.on_load: Callable[[float, float], None] = lambda *load: None
         self.took_ms: list[float] = []
         self.ranks: list[int] = []
@@ -153,9 +153,6 @@ class SlowCompute:
                 future.set_result(timed)
         self._next()
 
-    async def hold(self, measured_ms: float) -> None:
-        return None
-
 
 class SteadyPlanner(Planner):
     """Does not learn from how long the tiny model really takes: here it takes what the profile says."""
@@ -176,6 +173,7 @@ class Lab:
         contract: Contract | None = None,
         rows: int | None = None,
         apart: bool = True,
+        slowdown: float = 1.0,
     ) -> None:
         path = folder / "model.onnx"
         onnx.save(onnx.parser.parse_model(TINY if rows is None else TINY.replace("float[3]", "float[N, 3]")), path)
@@ -220,9 +218,9 @@ class Lab:
         self.behave = behave
         self.shift = 0.0
         """What the companion's golden outputs are off by."""
-        self.planner = SteadyPlanner()
+        self.planner = SteadyPlanner(slowdown=slowdown)
         self.planner.add_model("tiny", card, profile, self.model.contract)
-        self.compute = SlowCompute()
+        self.compute = SlowCompute(slowdown)
         lateness = self.lateness = Lateness(queue_ms=lambda: self.compute.queue_ms)
         self.compute.on_load = lateness.make_room
         self.uplink = Uplink(
@@ -1511,5 +1509,119 @@ def test_the_worker_takes_class_before_priority_and_priority_as_the_link_does(tm
             assert highest < default == second < rest[0] == rest[1]
         assert max(found["gold"]) < min(found["silver"])
         assert max(found["silver"]) < min(found["bronze"]) < 99
+
+    run_in_virtual_time(story())
+
+
+# -- a slow device ----------------------------------------------------------------------------------------------------
+
+SLOW = 6.0
+"""The whole takes it 600 ms, a head 240, a tail 360."""
+DECODED_MS = 4.0
+HELD_MS = (SLOW - 1.0) * DECODED_MS
+"""The decoding of a reply takes no virtual time, only what emulation adds to it."""
+
+
+def decodes_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at the clock before and after the decoding of a reply is `DECODED_MS` later than the last."""
+    ticks = itertools.count()
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(perf_counter=lambda: next(ticks) * DECODED_MS / 1000))
+
+
+@pytest.mark.parametrize("deadline_ms", [400.0, 590.0])
+def test_a_reply_never_waits_for_a_finish_on_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deadline_ms: float
+) -> None:
+    decodes_slowly(monkeypatch)
+
+    async def story() -> None:
+        async with Lab(tmp_path, behave=replies_after(0.1), slowdown=SLOW) as lab:
+            for _ in range(3):
+                outcome = await lab.ask(mode="offload", deadline_ms=deadline_ms)
+                assert_right(outcome)
+                assert outcome.ran.placement is Placement.OFFLOAD
+                assert outcome.total_ms == pytest.approx(100.0 + HELD_MS, abs=2)
+
+    run_in_virtual_time(story())
+
+
+def test_a_reply_never_waits_for_the_finish_of_another_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decodes_slowly(monkeypatch)
+    silent: list[str] = []
+
+    async def behave(lab: Lab, channel: MemoryChannel, infer: Infer, payload: memoryview) -> None:
+        if infer.request_id not in silent and not silent:
+            silent.append(infer.request_id)
+            return
+        await replies_after(0.1)(lab, channel, infer, payload)
+
+    async def story() -> None:
+        async with Lab(tmp_path, behave=behave, slowdown=SLOW, contract=BRONZE) as lab:
+            unanswered = asyncio.create_task(lab.ask(mode="offload", deadline_ms=700.0))
+            await asyncio.sleep(0.010)
+            answered = await lab.ask(mode="offload", deadline_ms=400.0)
+            assert answered.ran.placement is Placement.OFFLOAD
+            assert answered.total_ms == pytest.approx(100.0 + HELD_MS, abs=2)
+            finished = await unanswered
+            assert finished.ran is LOCAL
+            assert finished.total_ms <= 700.0
+
+    run_in_virtual_time(story())
+
+
+def test_a_device_that_is_through_before_a_slow_reply_is_decoded_makes_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decodes_slowly(monkeypatch)
+
+    async def story() -> None:
+        contract = Contract(behaviour=Behaviour(fallback=Fallback(timeout_ms=10.0)))
+        async with Lab(tmp_path, behave=replies_after(0.5), slowdown=40 * SLOW, contract=contract) as lab:
+            finishes_in(lab, 800.0)  # there at 810 ms; the reply, come after 500, is decoded at 500 + 239 · 4 = 1456
+            outcome = await lab.ask(mode="offload", deadline_ms=5000.0)
+            assert_right(outcome)
+            assert outcome.ran is LOCAL
+            assert outcome.total_ms == pytest.approx(810.0, abs=2)
+            await asyncio.sleep(5.0)
+            lab.serve.settle_books()
+            assert lab.journal.counts()["requests"] == 1
+
+    run_in_virtual_time(story())
+
+
+def test_replies_are_decoded_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decodes_slowly(monkeypatch)
+
+    async def story() -> None:
+        async with Lab(tmp_path, behave=says_nothing, slowdown=SLOW, contract=BRONZE) as lab:
+
+            async def at_once(lab: Lab, channel: MemoryChannel, infer: Infer, payload: memoryview) -> None:
+                reply, parts = answer(lab, infer, payload)
+                asyncio.get_running_loop().call_at(began_s + 0.1, channel.send, reply, parts)
+
+            lab.behave = at_once
+            began_s = asyncio.get_running_loop().time()
+            outcomes = await asyncio.gather(*(lab.ask(mode="offload", deadline_ms=5000.0) for _ in range(3)))
+            assert sorted(outcome.total_ms for outcome in outcomes) == pytest.approx(
+                [100.0 + HELD_MS, 100.0 + 2 * HELD_MS, 100.0 + 3 * HELD_MS], abs=2
+            )
+            assert [one.stages_ms["decode"] for one in outcomes] == pytest.approx([SLOW * DECODED_MS] * 3)
+
+    run_in_virtual_time(story())
+
+
+@pytest.mark.parametrize(("deadline_ms", "hedged"), [(335.0, False), (345.0, True), (10_000.0, True)])
+def test_nothing_begins_early_that_would_make_the_next_request_late(
+    tmp_path: Path, deadline_ms: float, hedged: bool
+) -> None:
+    """Here a finish takes 120 ms and a whole request 200: one like it that came just behind would end at 320."""
+
+    async def story() -> None:
+        async with Lab(tmp_path, behave=replies_after(0.07), slowdown=2.0) as lab:
+            outcome = await lab.ask(deadline_ms=deadline_ms)
+            assert outcome.ran.placement is Placement.SPLIT
+            # expected after some 10 ms, and 70 late; a device with time to spare has begun
+            await asyncio.sleep(1.0)
+            assert (lab.compute.took_ms == [2 * HEAD_MS, 2 * TAIL_MS]) is hedged
 
     run_in_virtual_time(story())

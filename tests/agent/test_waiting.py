@@ -177,7 +177,7 @@ def test_a_reply_whose_times_are_none_is_no_answer_and_teaches_nothing(tmp_path:
 async def test_requests_wait_behind_those_before_them_and_not_behind_the_files_of_a_model(tmp_path: Path) -> None:
     async with running(World(tmp_path)) as world:
         await world.until(lambda: world.why() == "")
-        ahead = world.planner._ahead_bytes
+        ahead = world.planner._companion.ahead_bytes
         _, device, _ = world.connected[-1]
         device.freeze()
         device.send(ModelChunk(digest=DIGEST, file="f", offset=0), [bytes(1 << 19)], priority=Priority.BULK)

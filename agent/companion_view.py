@@ -1,0 +1,232 @@
+"""The companion as the planner sees it, one at a time: the links to it, whether it answers, its queue, what is under
+way to it, and what may still cross. What it can do for a model is that model's (`known_model.py`).
+
+No I/O, no clock (`now_s` is passed in, monotonic seconds), one thread (the event loop's).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from agent.known_model import KnownModel
+from split.plan.estimate import CloudQueue
+from split.plan.links import Links
+from split.plan.objective import Backlog
+from split.plan.observation import LinkEstimate, Metered, RemoteView
+from split.plan.plan import Decision, Placement
+from split.plan.power import Power, PowerModel
+from split.plan.probing import Probing
+from split.plan.score import REQUEST_METADATA_BYTES
+from split.plan.slow_start import SendWindow
+from split.plan.underway import Underway
+
+
+class CompanionView:
+    """The arguments are the planner's."""
+
+    def __init__(
+        self, *, probe_bytes_per_hour: int, probe_joules_per_hour: float, metered: Callable[[], Metered | None]
+    ) -> None:
+        self.metered = metered
+        self.ahead_bytes: Callable[[], int] = lambda: 0
+        self._probing = Probing(probe_bytes_per_hour)
+        self._probe_joules_per_hour = probe_joules_per_hour
+        self._heard_at_s = -math.inf
+        self._link = Links()
+        self._queue = CloudQueue()
+        self._underway = Underway()
+        self._lost = "no companion is connected yet"
+        """Why there is no connection that takes requests; "" while there is one."""
+        self._silent = ""
+        """Why nothing is sent on it for the moment; "" otherwise."""
+        self._back_at_s = -math.inf
+        """When the last silence ended."""
+        self._late: list[tuple[int, int, float, float]] = []
+        """Requests that were given up in a silence, as `observe_late`."""
+        self._excused = False
+        """A silence has explained such already, and nothing has crossed the link since."""
+        self._payload_bytes_max = math.inf
+
+    # -- the connection -----------------------------------------------------------------------------------------------
+
+    def connected(self, *, max_message_bytes: int, ahead_bytes: Callable[[], int], way: str) -> None:
+        """As `Planner.connected`."""
+        self._heard_again()
+        if self._link.use(way):
+            self._queue = CloudQueue()
+        self._lost = self._silent = ""
+        self.ahead_bytes = ahead_bytes
+        self._payload_bytes_max = max_message_bytes - REQUEST_METADATA_BYTES
+        self._probing.connected()
+
+    def lost(self, why: str) -> None:
+        """As `Planner.companion_lost`."""
+        self._lost, self._silent = why or "the companion is gone", ""
+
+    def silent(self, why: str) -> None:
+        """As `Planner.companion_silent`."""
+        self._silent = why or "the companion is silent"
+
+    def back(self, now_s: float) -> None:
+        """As `Planner.companion_back`."""
+        self._heard_again()
+        self._silent, self._back_at_s = "", now_s
+        self._probing.connected()
+
+    @property
+    def remote_reason(self) -> str:
+        """Why no request may be sent now, whatever its model; "" when it may."""
+        return self._lost or self._silent
+
+    # -- requests under way -------------------------------------------------------------------------------------------
+
+    def decided(self, now_s: float) -> None:
+        """Somebody wanted to know about the link."""
+        self._probing.decided(now_s)
+
+    def began(self, request_id: str, decision: Decision, *, now_s: float) -> None:
+        """As `Planner.began`."""
+        chosen = decision.chosen
+        if chosen.plan.placement is Placement.LOCAL:
+            return
+        self._underway.began(
+            request_id,
+            link_ms=chosen.bytes * 0.008 / decision.link["up_mbit_s"],
+            companion_ms=chosen.stages_ms["cloud_decode"] + chosen.stages_ms["tail"],
+            now_s=now_s,
+        )
+
+    def done(self, request_id: str) -> None:
+        """It is answered or given up; unknown ids are ignored."""
+        self._underway.done(request_id)
+
+    def backlog(self, remote: RemoteView, edge_queue_ms: float, now_s: float) -> Backlog:
+        """What waits before a new request on the device, the link and the companion."""
+        ahead_ms = remote.ahead_bytes * remote.link.up_ms_per_byte
+        return Backlog(
+            device_ms=edge_queue_ms,
+            link_ms=max(self._underway.link_ms(now_s), ahead_ms),
+            companion_ms=self._underway.companion_ms(now_s),
+        )
+
+    # -- for a decision -----------------------------------------------------------------------------------------------
+
+    def why_not(self, model: KnownModel) -> str:
+        """Why this model runs here only at this moment, the most lasting reason first; "" when it may be shared."""
+        metered = self.metered()
+        if why := model.forbidden or (metered.used_up if metered is not None else "") or self.remote_reason:
+            return why
+        return "" if model.ready else model.not_ready_why or "the companion is not ready for this model yet"
+
+    def metered_why_not(self, crossing_bytes: float) -> str:
+        """As `Planner.metered_why_not`."""
+        metered = self.metered()
+        if metered is None or crossing_bytes <= metered.left_bytes:
+            return ""
+        return metered.used_up or (
+            f"it would move {crossing_bytes:.0f} bytes, of this month's metered bytes {metered.left_bytes:.0f} are left"
+        )
+
+    def remote(self, model: KnownModel, now_s: float) -> RemoteView:
+        """What a remote plan of this model meets if it is sent now."""
+        queue_ms, queue_sigma_ms = self._queue.at(now_s)
+        metered = self.metered()
+        return RemoteView(
+            link=self._link.estimate(now_s),
+            beta=model.cloud.ratio,
+            beta_sigma=model.cloud.sigma,
+            speed_ratio=model.speed_ratio,
+            image_ms=model.cloud_image_ms * (model.cloud_image if model.cloud_image.count else model.cloud).ratio,
+            queue_ms=queue_ms,
+            queue_sigma_ms=queue_sigma_ms,
+            opened=model.opened,
+            encoded_why_not=model.encoded_why_not,
+            payload_bytes_max=self._payload_bytes_max,
+            metered_left_bytes=math.inf if metered is None else metered.left_bytes,
+            ahead_bytes=self.ahead_bytes(),
+        )
+
+    # -- learning -----------------------------------------------------------------------------------------------------
+
+    def observe_ping(self, rtt_ms: float, now_s: float, *, padding_bytes: int) -> None:
+        """As `Planner.observe_ping`."""
+        if now_s - rtt_ms / 1000.0 < self._back_at_s:
+            return
+        self._observe_link(padding_bytes, 0, rtt_ms, now_s)
+
+    def observe_transfer(
+        self, up_bytes: int, down_bytes: int, network_ms: float, now_s: float, *, up_bytes_max: int
+    ) -> None:
+        """As `Planner.observe_transfer`."""
+        if up_bytes_max > up_bytes:
+            found = self._link.sent_estimate(network_ms, now_s)
+            over_ms = network_ms - found.transfer_ms(up_bytes, down_bytes)
+            may_be_bytes = min(max(over_ms / found.up_ms_per_byte, 0.0), up_bytes_max - up_bytes)
+            up_bytes += round(may_be_bytes)
+        self._observe_link(up_bytes, down_bytes, network_ms, now_s)
+        self._heard_at_s, self._excused = now_s, False
+
+    def observe_window(self, window: SendWindow | None) -> None:
+        """As `Planner.observe_window`."""
+        self._link.windowed(window)
+
+    def observe_late(self, up_bytes: int, down_bytes: int, network_ms: float, now_s: float) -> None:
+        """As `Planner.observe_late`."""
+        if self.remote_reason:
+            self._late.append((up_bytes, down_bytes, network_ms, now_s))
+        else:
+            self._learn_late(up_bytes, down_bytes, network_ms, now_s)
+
+    def _heard_again(self) -> None:
+        """What was given up in the silence is forgiven, or believed."""
+        late, self._late = self._late, []
+        if self._excused:
+            for one in late:
+                self._learn_late(*one)
+        self._excused = self._excused or bool(late)
+
+    def _learn_late(self, up_bytes: int, down_bytes: int, network_ms: float, now_s: float) -> None:
+        if network_ms > self._link.sent_estimate(network_ms, now_s).transfer_ms(up_bytes, down_bytes):
+            self._observe_link(up_bytes, down_bytes, network_ms, now_s)
+
+    def observe_queue(self, queue_ms: float) -> None:
+        """The reply that was observed as a transfer just before had waited so long at the companion."""
+        self._queue.observe(queue_ms, self._heard_at_s)
+
+    def _observe_link(self, up_bytes: int, down_bytes: int, network_ms: float, now_s: float) -> None:
+        self._link.observe(up_bytes, down_bytes, network_ms, now_s)
+        self._probing.carried(up_bytes, now_s)
+
+    def probe_wanted(self, power: PowerModel, now_s: float) -> int:
+        """As `Planner.probe_wanted`, where there is a model to decide for."""
+        metered = self.metered()
+        if self.remote_reason or (metered is not None and not metered.may_probe):
+            return 0
+        link = self.link(now_s)
+        by_meter = math.inf if metered is None else metered.probe_bytes_per_hour
+        joules_per_byte = at_rates(power, link, 0).send_w * link.up_ms_per_byte / 1000.0
+        by_joules = self._probe_joules_per_hour / joules_per_byte if joules_per_byte > 0.0 else math.inf
+        self._probing.spend_at_most(min(by_meter, by_joules))
+        return self._probing.wanted(link, surprised=self._link.surprised, now_s=now_s)
+
+    # -- status -------------------------------------------------------------------------------------------------------
+
+    def link(self, now_s: float) -> LinkEstimate:
+        """As estimated for what is sent now."""
+        return self._link.estimate(now_s)
+
+    def queue_ms(self, now_s: float) -> float:
+        """Expected waiting time at the companion."""
+        return self._queue.at(now_s)[0]
+
+    def link_mapping(self, now_s: float) -> Mapping[str, float]:
+        """For `isthmus status`: the estimate; empty where nothing was ever observed on the link in use."""
+        return dict(self.link(now_s).as_mapping()) if self._link.observations else {}
+
+
+def at_rates(power: PowerModel, link: LinkEstimate | None, threads: int) -> Power:
+    """What the device draws on so many threads while bytes cross at the estimated rates; without a link none do."""
+    if link is None:
+        return power.at(0.0, 0.0, threads=threads)
+    return power.at(0.008 / link.up_ms_per_byte, 0.008 / link.down_ms_per_byte, threads=threads)

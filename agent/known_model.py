@@ -1,0 +1,311 @@
+"""One model as the planner knows it: its plans as profiled and as known now, what was learned of the device's and the
+companion's times for it, which of its plans the companion holds ready. Of the link it knows nothing.
+
+No I/O, no clock, one thread (the event loop's), as the planner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from split.graph.card import ModelCard
+from split.ids import CutId
+from split.plan.estimate import Drift, Residual
+from split.plan.exploring import Explorer
+from split.plan.observation import Flags, Floats, Opening
+from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
+from split.plan.scaling import Ratio
+from split.plan.table import LOCAL_ROW, Column, PlanTable
+from split.profiles.contract import Contract
+from split.profiles.measured import ModelProfile
+
+WORTH_A_TABLE: Final = 0.01
+"""A residual that moved a cost by less is not worth a new table (30 µs): measurements scatter by five times as much."""
+
+FAR: Final = 100.0
+"""A request that is expected to take so many times more or less than the profiled one teaches nothing about that: an
+error of the prediction would be taken for one of the device, for all sizes."""
+
+CLOCK_SIGMA: Final = 0.5
+"""How well a change of the clock tells the change of speed, relative: memory keeps its own."""
+
+RECENT_CUTS: Final = 2
+"""To be kept open: the one in use, and the one before it, to which a link that changes to and fro leads back."""
+
+OpeningMs = Mapping[CutId | Placement, tuple[float, float]]
+"""Cut, local or offload → ms to open what runs first on the device, and what finishes there; what is not in it is
+open. Another object whenever something has changed."""
+
+
+class Known(NamedTuple):
+    """What is known of one model at this moment, for a record of what happened."""
+
+    table: PlanTable
+    """As profiled."""
+    cloud_ms: Floats
+    """Per plan, the companion's compute as it said itself; before it did, this device's."""
+    alpha: float
+    """Drift of the device's compute; of its codecs and pictures not."""
+    beta: float
+    """Drift of the companion's."""
+    speed_ratio: float
+    """Companion / device on the same work."""
+    image_ms: float
+    """Preparing an encoded input on the device, and at the companion."""
+    cloud_image_ms: float
+    cloud_queue_ms: float
+
+
+@dataclass(slots=True, kw_only=True)
+class KnownModel:
+    """Made by `of`."""
+
+    profile: ModelProfile
+    slowdown: float
+    """`emulation.slowdown`, in every device time that comes in or goes out."""
+    measured: PlanTable
+    """As profiled."""
+    table: PlanTable
+    """As known now: residuals of the heads, the companion's own times for the tails."""
+    groups: dict[CutId | Placement, Flags]
+    """Rows that share a segment: all codecs of one cut, of offload."""
+    cloud_ms: Floats
+    """Per plan, the companion's compute as it said itself (or by its speed), before residuals."""
+    opened: Flags
+    edge: Drift = field(default_factory=Drift)
+    image: Drift = field(default_factory=lambda: Drift(prior_sigma=0.5))
+    codec: Drift = field(default_factory=lambda: Drift(prior_sigma=0.3))
+    cloud: Drift = field(default_factory=lambda: Drift(prior_sigma=0.2))
+    head_residuals: dict[CutId | Placement, Residual] = field(default_factory=dict)
+    tail_residuals: dict[CutId | Placement, Residual] = field(default_factory=dict)
+    reply: Drift = field(default_factory=lambda: Drift(prior_sigma=0.5))
+    """Of decoding replies here."""
+    cloud_image: Drift = field(default_factory=lambda: Drift(prior_sigma=0.5))
+    """Of decoding pictures there."""
+    ready: bool = False
+    not_ready_why: str = ""
+    """Why it is not ready yet, where that is known."""
+    speed_ratio: float = 1.0
+    cloud_image_ms: float = 0.0
+    forbidden: str = ""
+    encoded_why_not: str = ""
+    cuts_not_open: dict[CutId, str] = field(default_factory=dict)
+    """Cuts that the companion does not hold open, and why."""
+    incumbent: int = LOCAL_ROW
+    """Before the first choice, remote plans must beat local as if it had been chosen."""
+    decisions: int = 0
+    recent_cuts: tuple[CutId, ...] = ()
+    opening_ms: Callable[[], OpeningMs]
+    explorer: Explorer | None
+    """None for class gold, whose requests try nothing out."""
+    _opening_known: OpeningMs | None = None
+    _opening: Opening | None = None
+
+    @classmethod
+    def of(
+        cls,
+        card: ModelCard,
+        profile: ModelProfile,
+        contract: Contract,
+        *,
+        opening_ms: Callable[[], OpeningMs],
+        slowdown: float,
+    ) -> KnownModel:
+        """As profiled, nothing learned yet. `opening_ms`: as of `Planner.add_model`."""
+        table = PlanTable.build(card, profile, contract)
+        groups: dict[CutId | Placement, list[bool]] = {}
+        for key in {_segment(plan) for plan in table.plans}:
+            groups[key] = [_segment(plan) == key for plan in table.plans]
+        return cls(
+            profile=profile,
+            slowdown=slowdown,
+            opening_ms=opening_ms,
+            measured=table,
+            table=table,
+            groups={key: np.array(rows) for key, rows in groups.items()},
+            cloud_ms=table.costs[Column.TAIL],
+            opened=_only_local(table),
+            explorer=Explorer(~_only_local(table)) if contract.behaviour.service_class != "gold" else None,
+        )
+
+    # -- decisions ----------------------------------------------------------------------------------------------------
+
+    def opening(self) -> Opening | None:
+        """What is to be opened now, per plan; worked out when something has opened or closed."""
+        known = self.opening_ms()
+        if known is not self._opening_known:
+            both = np.array([known.get(_segment(plan), (0.0, 0.0)) for plan in self.table.plans])
+            self._opening = Opening(run_ms=both[:, 0], finish_ms=both[:, 1]) if both.any() else None
+            self._opening_known = known
+        return self._opening
+
+    def decided(self, decision: Decision) -> None:
+        """A request was decided freely, and nothing tried with it."""
+        self.incumbent = self.table.row_of[decision.chosen.plan]
+        self.decisions += 1
+        for cut in (decision.chosen.plan.cut, decision.worth_opening):
+            if cut is not None and self.recent_cuts[:1] != (cut,):
+                self.recent_cuts = (cut, *(other for other in self.recent_cuts if other != cut))[:RECENT_CUTS]
+
+    def finish_ms(self, cut: CutId | None, facts: RequestFacts) -> float:
+        """As `Planner.finish_ms`."""
+        rows = self.groups.get(cut) if cut is not None else None
+        if rows is None:
+            base = self.table.at(facts.sizes).whole_ms
+        else:
+            base = float(self.measured.at(facts.sizes).costs[Column.TAIL, int(rows.argmax())])
+        return base * self.edge.ratio * self.slowdown
+
+    def as_profiled_ms(self, facts: RequestFacts, plan: Plan, stage: str, measured_ms: float) -> float | None:
+        """As `Planner.as_profiled_ms`."""
+        ratios = self.table.scaling.at(facts.sizes)
+        if ratios is None or stage == "image" or plan not in self.table.row_of:
+            return measured_ms
+        row = {"encode": Ratio.UP, "tail": Ratio.TAIL, "local_tail": Ratio.TAIL}.get(stage, Ratio.HEAD)
+        ratio = float(ratios[row, self.table.row_of[plan]])
+        return measured_ms / ratio if 1.0 / FAR <= ratio <= FAR else None
+
+    def image_ms(self) -> float:
+        """As `Planner.image_ms`."""
+        return self.profile.image_ms * self.image.ratio * self.slowdown
+
+    def prepare_ms(self, plan: Plan, facts: RequestFacts) -> float:
+        """As `Planner.prepare_ms`."""
+        row = self.table.row_of[plan]
+        head_ms, encode_ms = self.table.at(facts.sizes).costs[[Column.HEAD, Column.ENCODE], row].tolist()
+        return float(head_ms * self.edge.ratio + encode_ms * self.codec.ratio) * self.slowdown
+
+    def reply_bytes(self, plan: Plan, facts: RequestFacts) -> int:
+        """As `Planner.reply_bytes`."""
+        row = self.table.row_of.get(plan)
+        return 0 if row is None else round(float(self.table.at(facts.sizes).costs[Column.DOWN, row]))
+
+    # -- the companion ------------------------------------------------------------------------------------------------
+
+    def not_ready(self) -> None:
+        """Nothing that an earlier connection said about it holds."""
+        self.ready, self.not_ready_why, self.forbidden = False, "", ""
+        self.opened = _only_local(self.table)
+        self.cuts_not_open.clear()
+
+    def companion_ready(self, whole_ms: float, image_ms: float) -> None:
+        """As `Planner.companion_ready`."""
+        self.not_ready()
+        speed = whole_ms / self.profile.whole_ms if whole_ms > 0.0 and self.profile.whole_ms > 0.0 else 1.0
+        self.ready, self.speed_ratio = True, speed
+        self.cloud_image_ms = image_ms if image_ms > 0.0 else self.profile.image_ms * speed
+        self.cloud_ms = self.measured.costs[Column.TAIL] * speed
+        self.cloud, self.cloud_image = Drift(prior_sigma=0.2), Drift(prior_sigma=0.5)
+        self.tail_residuals.clear()
+        if (rows := self.groups.get(Placement.OFFLOAD)) is not None:
+            self.opened = self.opened | rows
+        self.table = self.table.with_compute(tail_ms=self.cloud_ms)
+
+    def segment_ready(self, cut: CutId, tail_ms: float) -> None:
+        """As `Planner.segment_ready`."""
+        self.cuts_not_open.pop(cut, None)
+        if (rows := self.groups.get(cut)) is None:
+            return  # a cut of the card that was never measured here: no plan uses it
+        self.opened = self.opened | rows
+        if tail_ms > 0.0:
+            self.cloud_ms = np.where(rows, tail_ms, self.cloud_ms)
+            self.table = self.table.with_compute(tail_ms=np.where(rows, tail_ms, self.table.costs[Column.TAIL]))
+
+    # -- learning -----------------------------------------------------------------------------------------------------
+
+    def observe_reply(self, codec: str, *, down_bytes: int, decode_ms: float, cloud_decode_ms: float) -> None:
+        """As `Planner.observe_reply`."""
+        self.reply.observe(decode_ms, self.table.reply_ms_per_byte * down_bytes)
+        if codec == "encoded":
+            self.cloud_image.observe(cloud_decode_ms, self.cloud_image_ms)
+
+    def observe_cloud(self, plan: Plan, tail_ms: float) -> None:
+        """The companion computed `tail_ms` for this plan. Nothing is learned of local, or of plans of an earlier time
+        under this name."""
+        if plan not in self.table.row_of or plan.placement is Placement.LOCAL:
+            return
+        row, key = self.table.row_of[plan], _segment(plan)
+        known_ms = self.table.costs[Column.TAIL]
+        self.cloud.observe(tail_ms, float(known_ms[row]))
+        residual = self.tail_residuals.setdefault(key, Residual())
+        residual.observe(tail_ms, float(self.cloud_ms[row]) * self.cloud.ratio)
+        now_ms = float(self.cloud_ms[row]) * residual.ratio
+        if abs(now_ms - float(known_ms[row])) > WORTH_A_TABLE * now_ms:
+            better_ms = np.where(self.groups[key], self.cloud_ms * residual.ratio, known_ms)
+            self.table = self.table.with_compute(tail_ms=better_ms)
+
+    def observe_edge(self, plan: Plan, stage: str, measured_ms: float) -> None:
+        """As `Planner.observe_edge`; nothing is learned of plans of an earlier time under this name."""
+        if plan not in self.table.row_of:
+            return
+        row, key = self.table.row_of[plan], _segment(plan)
+        match stage:
+            case "head" | "whole":
+                known_ms, profiled_ms = self.table.costs[Column.HEAD], self.measured.costs[Column.HEAD]
+                self.edge.observe(measured_ms, float(known_ms[row]) * self.slowdown)
+                estimated = bool(self.measured.doubt[row] > 1.0)
+                residual = self.head_residuals.setdefault(key, Residual(estimated=estimated))
+                residual.observe(measured_ms, float(profiled_ms[row]) * self.edge.ratio * self.slowdown)
+                now_ms = float(profiled_ms[row]) * residual.ratio
+                proven = residual.proven and self.table.doubt[row] > 1.0
+                if proven or abs(now_ms - float(known_ms[row])) > WORTH_A_TABLE * now_ms:
+                    better_ms = np.where(self.groups[key], profiled_ms * residual.ratio, known_ms)
+                    self.table = self.table.with_compute(head_ms=better_ms, proven=self.groups[key] if proven else None)
+            case "local_tail":
+                self.edge.observe(measured_ms, float(self.measured.costs[Column.TAIL, row]) * self.slowdown)
+            case "image":
+                self.image.observe(measured_ms, self.profile.image_ms * self.slowdown)
+            case "encode":
+                self.codec.observe(measured_ms, float(self.table.costs[Column.ENCODE, row]) * self.slowdown)
+            case _:
+                raise AssertionError(f"stage {stage!r} is no device stage that is learned")
+
+    def observe_total(self, plan: Plan, measured_ms: float, predicted_ms: float) -> None:
+        """As `Planner.observe_total`."""
+        if self.explorer is not None and plan in self.table.row_of:
+            self.explorer.observe(self.table.row_of[plan], measured_ms, predicted_ms)
+
+    def unsettle(self, factor: float) -> None:
+        """The device's speed is another one, probably by `factor`."""
+        self.edge.unsettle(CLOCK_SIGMA, factor=factor)
+
+    # -- status -------------------------------------------------------------------------------------------------------
+
+    def known(self, cloud_queue_ms: float) -> Known:
+        """For a record, beside a request."""
+        return Known(
+            table=self.measured,
+            cloud_ms=self.cloud_ms,
+            alpha=self.edge.ratio,
+            beta=self.cloud.ratio,
+            speed_ratio=self.speed_ratio,
+            image_ms=self.profile.image_ms,
+            cloud_image_ms=self.cloud_image_ms,
+            cloud_queue_ms=cloud_queue_ms,
+        )
+
+    def snapshot(self, local_only_reason: str) -> Mapping[str, object]:
+        """For `isthmus status`."""
+        return {
+            "plans": len(self.table),
+            "allowed_now": int(np.count_nonzero(self.opened & self.table.allowed[0])),
+            "edge_drift": self.edge.ratio,
+            "cloud_drift": self.cloud.ratio,
+            "local_only_reason": local_only_reason,
+            "cuts_not_open": dict(self.cuts_not_open),
+            "self_difference": self.profile.self_difference,
+            "tried": {} if self.explorer is None else self.explorer.as_mapping(),
+        }
+
+
+def _segment(plan: Plan) -> CutId | Placement:
+    """What the plan runs, whatever the codec."""
+    return plan.placement if plan.cut is None else plan.cut
+
+
+def _only_local(table: PlanTable) -> Flags:
+    return np.array([plan is LOCAL for plan in table.plans])
