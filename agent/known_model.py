@@ -230,9 +230,9 @@ class KnownModel:
             return
         row, key = self.table.row_of[plan], _segment(plan)
         known_ms = self.table.costs[Column.TAIL]
-        self.cloud.observe(tail_ms, float(known_ms[row]))
+        drift = self.cloud.observe(tail_ms, float(known_ms[row]))
         residual = self.tail_residuals.setdefault(key, Residual())
-        residual.observe(tail_ms, float(self.cloud_ms[row]) * self.cloud.ratio)
+        residual.observe(tail_ms, float(self.cloud_ms[row]) * drift)
         now_ms = float(self.cloud_ms[row]) * residual.ratio
         if abs(now_ms - float(known_ms[row])) > WORTH_A_TABLE * now_ms:
             better_ms = np.where(self.groups[key], self.cloud_ms * residual.ratio, known_ms)
@@ -246,10 +246,10 @@ class KnownModel:
         match stage:
             case "head" | "whole":
                 known_ms, profiled_ms = self.table.costs[Column.HEAD], self.measured.costs[Column.HEAD]
-                self.edge.observe(measured_ms, float(known_ms[row]) * self.slowdown)
+                drift = self.edge.observe(measured_ms, float(known_ms[row]) * self.slowdown)
                 estimated = bool(self.measured.doubt[row] > 1.0)
                 residual = self.head_residuals.setdefault(key, Residual(estimated=estimated))
-                residual.observe(measured_ms, float(profiled_ms[row]) * self.edge.ratio * self.slowdown)
+                residual.observe(measured_ms, float(profiled_ms[row]) * drift * self.slowdown)
                 now_ms = float(profiled_ms[row]) * residual.ratio
                 proven = residual.proven and self.table.doubt[row] > 1.0
                 if proven or abs(now_ms - float(known_ms[row])) > WORTH_A_TABLE * now_ms:

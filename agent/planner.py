@@ -60,8 +60,9 @@ class Planner:
         self._power_model = power
         self._battery_low = battery_low
         self._slowdown = slowdown
-        self._clock: tuple[bool | None, float | None] = (None, None)
-        """Whether the device is throttled, and what its clock may rise to / its highest."""
+        self._throttled: bool | None = None
+        self._clock_ratio: float | None = None
+        """What the clock may rise to / its highest, as of the last change that counted."""
         self._models: dict[str, KnownModel] = {}
         self._companion = CompanionView(
             probe_bytes_per_hour=probe_bytes_per_hour, probe_joules_per_hour=probe_joules_per_hour, metered=metered
@@ -272,13 +273,13 @@ class Planner:
         A throttle that begins or ends, or another clock, means that the device's speed is another one: the next two
         runs teach it. (The temperature says nothing by itself: what is hot and not throttled runs as before.)
         """
-        was_throttled, was_ratio = self._clock
-        self._clock = (throttled, frequency_ratio)
-        factor = 1.0
-        if frequency_ratio and was_ratio:
-            factor = was_ratio / frequency_ratio
-        flipped = throttled is not None and was_throttled is not None and throttled != was_throttled
-        if flipped or abs(math.log(factor)) > CLOCK_CHANGE:
+        flipped = None not in (throttled, self._throttled) and throttled != self._throttled
+        factor = self._clock_ratio / frequency_ratio if frequency_ratio and self._clock_ratio else 1.0
+        self._throttled = throttled
+        counts = flipped or abs(math.log(factor)) > CLOCK_CHANGE
+        if frequency_ratio and (counts or self._clock_ratio is None):
+            self._clock_ratio = frequency_ratio
+        if counts:
             for model in self._models.values():
                 model.unsettle(factor)
 

@@ -131,14 +131,20 @@ class Drift:
         self._paused = min(max((now_s - self._ran_at_s - self.PAUSE_FROM_S) / self.PAUSE_S, 0.0), 1.0)
 
     def unsettle(self, sigma: float, *, factor: float = 1.0) -> None:
-        """It is known that the speed changed, probably by `factor`: two measurements teach it anew."""
+        """It is known that the speed changed for as long as nothing else is said, probably by `factor`: what is usual
+        moves along, and two measurements teach the rest."""
         self._log += math.log(factor)
+        self._usual += math.log(factor)
         self._variance, self._across = max(self._variance, sigma * sigma), 0.0
 
-    def observe(self, measured_ms: float, expected_ms: float) -> None:
-        """Learn from one measured stage; `expected_ms` is what ratio 1 would have taken."""
+    def observe(self, measured_ms: float, expected_ms: float) -> float:
+        """Learn from one measured stage; `expected_ms` is what ratio 1 would have taken.
+
+        Returns the ratio as it is now believed to have been for this run, the pause before it included: what is left
+        beyond that is no matter of the device (`Residual`). `ratio` is by then one of a run right after it.
+        """
         if expected_ms <= 0.0:
-            return
+            return self.ratio
         paused = self._paused
         # A measurement below the timer's resolution says "fast", not "infinitely fast".
         innovation = math.log(max(measured_ms, 1e-3) / expected_ms) - self._log - paused * self._pause
@@ -164,6 +170,7 @@ class Drift:
         self._paused = 0.0
         if self._asked_at_s < math.inf:
             self._ran_at_s = self._asked_at_s + measured_ms / 1000.0
+        return math.exp(self._log + paused * self._pause)
 
     def _spread(self) -> float:
         """Variance of the logarithm of the next run's ratio."""
@@ -200,7 +207,7 @@ class Residual:
         return self.count >= self.PROVEN_AFTER
 
     def observe(self, measured_ms: float, expected_ms: float) -> None:
-        """`expected_ms`: with drift, without this residual."""
+        """`expected_ms`: with the drift that held for this run (`Drift.observe`), without this residual."""
         if expected_ms <= 0.0:
             return
         error = math.log(max(measured_ms, 1e-3) / expected_ms) - self._log
