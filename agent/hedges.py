@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from agent.intake import InferenceRequest
-from split.plan.hedging import HEDGING, REPLY_STAGES, Replies, hedge_after_ms
+from split.plan.hedging import HEDGING, Replies, expected_reply_ms, hedge_after_ms, turn_ms
 from split.plan.plan import Decision
 from split.plan.slack import MARGIN_MS
 
@@ -62,7 +62,7 @@ class Hedges:
         """While a request waits whose bytes have just left. `whole_ms`: what the next one like it needs here; where
         that would be late behind a finish that need not begin yet, none does."""
         chosen, behaviour = decision.chosen, request.model.contract.behaviour
-        expected_ms = sum(chosen.stages_ms[stage] for stage in REPLY_STAGES) + sum(self._turns_ms.values())
+        expected_ms = expected_reply_ms(chosen.stages_ms, self._turns_ms.values())
         after_ms = hedge_after_ms(
             self._replies,
             HEDGING[behaviour.service_class],
@@ -77,7 +77,7 @@ class Hedges:
             overdue_at_s = max(overdue_at_s, now_s + (after_ms + QUICK * finish_ms) / 1000)
         if finish_ms + whole_ms + NEXT_MARGIN_MS > (request.deadline_at_s - request.received_at_s) * 1000:
             after_ms = math.inf
-        self._turns_ms[request.id] = max(chosen.stages_ms[stage] for stage in REPLY_STAGES)
+        self._turns_ms[request.id] = turn_ms(chosen.stages_ms, decision.link["rtt_ms"])
         try:
             yield Hedge(
                 finish_ms=finish_ms,

@@ -9,7 +9,7 @@ in how many is the decision's business (`split/plan/parting.py`); what leaves is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -25,6 +25,8 @@ CarryOut = Callable[[InferenceRequest, Decision], Awaitable[Outcome]]
 
 WAITS: Final = ("queue", "network", "cloud_queue")
 """Of the first part; the others wait for the parts before them, which is no time of its own. The rest adds up."""
+OF_THE_WHOLE: Final = ("queue", "activate", "cloud_queue", "overlap")
+"""Of a prediction: what does not depend on the rows, so that each part is expected to meet it as the whole would."""
 
 
 async def in_parts(request: InferenceRequest, decision: Decision, carry_out: CarryOut) -> Outcome:
@@ -67,9 +69,19 @@ async def _one(part: InferenceRequest, request: InferenceRequest, decision: Deci
     dim = request.model.batch_dim
     assert dim is not None
     share = part.facts.sizes[dim] / request.facts.sizes[dim]
-    chosen = replace(decision.chosen, parts=1, bytes=round(decision.chosen.bytes * share))
+    whole = decision.chosen
+    stages_ms = _shared(whole.stages_ms, share, decision.link["rtt_ms"])
+    chosen = replace(whole, parts=1, bytes=round(whole.bytes * share), stages_ms=stages_ms)
     with part:
         return await carry_out(part, replace(decision, chosen=chosen))
+
+
+def _shared(stages_ms: Mapping[str, float], share: float, rtt_ms: float) -> dict[str, float]:
+    """The stages of a part that has this share of the rows: half a round trip each way is in `up` and in `down`."""
+    fixed_ms = {stage: stages_ms[stage] for stage in OF_THE_WHOLE} | {"up": rtt_ms / 2.0, "down": rtt_ms / 2.0}
+    return {
+        stage: fixed_ms.get(stage, 0.0) + share * (ms - fixed_ms.get(stage, 0.0)) for stage, ms in stages_ms.items()
+    }
 
 
 def _joined(request: InferenceRequest, decision: Decision, outcomes: Sequence[Outcome]) -> Outcome:

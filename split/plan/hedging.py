@@ -17,7 +17,7 @@ is expected of the companion.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final
@@ -35,6 +35,9 @@ GAIN_MS: Final = 2.0
 
 REPLY_STAGES: Final = ("up", "cloud_queue", "cloud_decode", "tail", "down", "decode")
 """Of a prediction: what lies between a request's last byte handed over and its reply."""
+
+_TURNS: Final = (("up",), ("cloud_decode", "tail"), ("down",))
+"""Stages by station, each of which takes one request at a time: link up, companion, link down."""
 
 _NORMAL: Final = NormalDist()
 
@@ -118,6 +121,19 @@ class Replies:
     def spread(self, expected_ms: float, sigma_ms: float) -> float:
         """σ of the logarithm: what the prediction says of itself, and no less than what replies have shown."""
         return max(math.sqrt(math.log1p((sigma_ms / expected_ms) ** 2)), self.scatter)
+
+
+def turn_ms(stages_ms: Mapping[str, float], rtt_ms: float) -> float:
+    """How much longer a request waits for its reply behind one of these predicted stages: the longest of what that
+    occupies link or companion. Half a round trip each way is in `up` and in `down`, and occupies nothing."""
+    travels_ms = {"up": rtt_ms / 2.0, "down": rtt_ms / 2.0}
+    return max(sum(stages_ms[stage] - travels_ms.get(stage, 0.0) for stage in station) for station in _TURNS)
+
+
+def expected_reply_ms(stages_ms: Mapping[str, float], turns_ms: Iterable[float]) -> float:
+    """Mean time until the reply to a request of these predicted stages, from when its bytes are handed over, behind
+    others that wait for theirs: the `turn_ms` of each."""
+    return sum(stages_ms[stage] for stage in REPLY_STAGES) + sum(turns_ms)
 
 
 def hedge_after_ms(

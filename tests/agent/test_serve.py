@@ -1302,6 +1302,23 @@ def test_a_batch_goes_in_parts_and_one_answer_comes_of_them(tmp_path: Path) -> N
     run_in_virtual_time(story())
 
 
+@pytest.mark.parametrize("deadline_ms", [300.0, 450.0])
+def test_a_part_is_expected_back_after_its_own_share_and_nothing_is_computed_twice(
+    tmp_path: Path, deadline_ms: float
+) -> None:
+    """Its tail takes 30 ms there, not the 120 of the batch: by the batch's, the last would be late for sure."""
+
+    async def story() -> None:
+        async with Lab(tmp_path, behave=takes_its_time(), rows=4) as lab:
+            outcome = await lab.ask(deadline_ms=deadline_ms)
+            assert_right_rows(lab, outcome)
+            assert (outcome.ran.placement, outcome.fallback) == (Placement.SPLIT, "")
+            await asyncio.sleep(1.0)
+            assert lab.compute.took_ms == pytest.approx([HEAD_MS] * 4)
+
+    run_in_virtual_time(story())
+
+
 def test_a_model_that_mixes_rows_is_never_parted(tmp_path: Path) -> None:
     async def story() -> None:
         async with Lab(tmp_path, behave=takes_its_time(), rows=4, apart=False) as lab:

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from split.plan.hedging import HEDGING, STALL_MS, Replies, hedge_after_ms
+from split.plan.hedging import HEDGING, STALL_MS, Replies, expected_reply_ms, hedge_after_ms, turn_ms
 
 PRIOR_STALLED = 0.01
 """What one in a hundred is expected to be, before any reply is seen."""
@@ -141,3 +141,13 @@ def test_a_reply_that_was_overtaken_counts_as_stalled_only_once_it_would_have_be
         late.overtaken(200.0, 100.0, 10.0)
     assert soon.stalled_share == PRIOR_STALLED
     assert late.stalled_share > 0.3
+
+
+def test_behind_others_a_reply_is_expected_later_by_what_each_occupies_and_not_by_the_way_there() -> None:
+    """A round trip of 10 ms; the link up is taken for 15, the companion for 2 + 6, the link down for 1."""
+    stages_ms = {"head": 30.0, "up": 20.0, "cloud_queue": 1.0, "cloud_decode": 2.0, "tail": 6.0, "down": 6.0}
+    stages_ms |= {"decode": 0.5}
+    assert turn_ms(stages_ms, 10.0) == 15.0
+    assert turn_ms(stages_ms | {"tail": 20.0}, 10.0) == 22.0
+    assert expected_reply_ms(stages_ms, []) == 35.5
+    assert expected_reply_ms(stages_ms, [15.0, 22.0]) == 35.5 + 37.0

@@ -10,7 +10,7 @@ from typing import Final
 from agent.planner import Planner
 from agent.replay.known import Known
 from agent.replay.world import Arrival, Fate, Outcome, Policy, Stages, View
-from split.plan.hedging import HEDGING, REPLY_STAGES, Replies, hedge_after_ms
+from split.plan.hedging import HEDGING, Replies, expected_reply_ms, hedge_after_ms, turn_ms
 from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
 from split.plan.probing import PING_BYTES
 from split.plan.slack import MARGIN_MS
@@ -68,12 +68,11 @@ class Ours(Policy):
         return decision.chosen.plan
 
     def sent(self, number: int, plan: Plan, now_s: float, finish_ms: float) -> float:
-        chosen, arrival = self._decided[number].chosen, self._view.world.arrivals[number]
+        decision, arrival = self._decided[number], self._view.world.arrivals[number]
         behaviour = self._known[arrival.model].contract.behaviour
-        stages_ms = chosen.stages_ms
-        sigma_ms = chosen.sigma_ms
-        expected_ms = sum(stages_ms[stage] for stage in REPLY_STAGES) + sum(self._turns_ms.values())
-        self._turns_ms[number] = max(stages_ms[stage] for stage in REPLY_STAGES)
+        stages_ms, sigma_ms = decision.chosen.stages_ms, decision.chosen.sigma_ms
+        expected_ms = expected_reply_ms(stages_ms, self._turns_ms.values())
+        self._turns_ms[number] = turn_ms(stages_ms, decision.link["rtt_ms"])
         self._expected[number] = expected_ms, sigma_ms
         self._windows[number] = self._window(now_s)
         self._sent_at_s = now_s + stages_ms["up"] / 1000.0
