@@ -30,7 +30,7 @@ NEAR: Final = 1.10
 """A plan so many times slower than the best is an arm: residuals are of a few percent, what is farther off does not
 become the best by one."""
 COST_SHARE: Final = 0.01
-"""Of the latency of all requests, what trying may cost."""
+"""Of the value of all requests (latency, where nothing else counts), what trying may cost."""
 START_SHARE: Final = 0.5
 """Of one request, what it may cost before anything is earned."""
 SAVED_MAX: Final = 3.0
@@ -51,18 +51,18 @@ CLIP: Final = 3.0
 """Standard deviations that one measurement may count: a stall teaches nothing about a plan."""
 GAINS: Final = 0.02
 """A plan is taken for its residual where that makes it so much faster."""
-FELT: Final = 0.01
-"""Residuals below it change no choice."""
+FELT: Final = GAINS / 2
+"""Residuals below it change no choice: two of them are less than `GAINS` apart."""
 EVERY: Final = 3
-"""Requests from one draw to the next: between them a decision costs 2 µs more, with it 30."""
+"""Requests from one draw to the next: a draw takes 20 µs of a decision, none 1 µs, residuals that are felt 3."""
 
 UNHEARD_REQUESTS: Final = 50
 UNHEARD_MAX: Final = 400
 USED_WITHIN: Final = 1000
 """After so many that the device served alone, the companion is worth a request: pings tell about the link only. Where
 it was not the best within so many, twice as many each time, since it may be so for good (ANS samples by force at
-growing intervals, too: what runs here teaches nothing about there). 50 was the best of 10, 20 and 50 in
-`scripts/simulate`."""
+growing intervals, too: what runs here teaches nothing about there), and where asking was too dear. 50 was the best of
+10, 20 and 50 in `scripts/simulate`."""
 NEWS: Final = 0.1
 """A companion that was so much faster than predicted is asked again at once: two surprises are a change."""
 
@@ -95,13 +95,13 @@ class Explorer:
         self._asked = 0
         self._unheard, self._patience, self._unused = 0, UNHEARD_REQUESTS, USED_WITHIN
         self.earned_ms = self.spent_ms = 0.0
-        """Expected latency of all requests so far, and what was spent on trying."""
+        """Expected value of all requests so far (`Score.value_ms`), and what was spent on trying."""
 
     def choose(self, row: int, value_ms: Floats, may_try: Callable[[], Flags]) -> Explored | None:
         """The row to run instead of `row`, the best by prediction; None where that is the one to run.
 
-        `value_ms`: what is compared, less is better; `may_try`: what may run, and in time even if it is slower than
-        expected, asked only where it is needed. Called once for each request.
+        `value_ms`: what is compared, less is better, inf for what may not run; `may_try`: what would be in time even if
+        it is slower than expected, asked only where it is needed. Called once for each request that leaves the choice.
         """
         self._asked += 1
         if self._remote[row]:
@@ -109,44 +109,49 @@ class Explorer:
         else:
             self._unheard, self._unused = self._unheard + 1, self._unused + 1
         draws, unheard = self._asked % EVERY == 0, self._unheard >= self._patience
-        if self._ratio is None and not draws and not unheard:
-            self._earn(float(value_ms[row]))
+        predicted_ms, ratio = float(value_ms[row]), self._ratio
+        seen_ms = value_ms if ratio is None else value_ms * ratio
+        enough_ms = float(seen_ms[row]) * (1.0 - GAINS)
+        if not draws and not unheard and (ratio is None or float(seen_ms.min()) >= enough_ms):
+            self._earn(min(float(seen_ms[row]), predicted_ms))
             return None
+        if unheard:
+            self._unheard = 0  # this was the companion's turn, whatever comes of it
         fits = may_try()
         if not fits[row]:
             return None
-        arms: Rows = np.flatnonzero(fits & (value_ms <= NEAR * float(value_ms[row])))
-        best, by_residual, predicted_ms = row, None, float(value_ms[row])
-        if self._ratio is not None:
-            value_ms = value_ms * self._ratio
-            other = int(arms[value_ms[arms].argmin()])
-            if value_ms[other] < value_ms[row] * (1.0 - GAINS):
-                faster = 1.0 - float(self._ratio[other])
-                best = other
-                by_residual = Explored(row=best, cost_ms=0.0, why=f"it has been {faster:.0%} faster than predicted")
-        best_ms = float(value_ms[best])
+        arms: Rows = np.flatnonzero(fits & (value_ms <= NEAR * predicted_ms))
+        best, by_residual = row, None
+        other = int(arms[seen_ms[arms].argmin()])
+        if ratio is not None and float(seen_ms[other]) < enough_ms:
+            best, by_residual = (
+                other,
+                Explored(row=other, cost_ms=0.0, why=_measured(float(ratio[row]), float(ratio[other]))),
+            )
+        best_ms = float(seen_ms[best])
         self._earn(min(best_ms, predicted_ms))
-        tried = self._sample(arms, value_ms) if draws else None
+        tried = self._sample(arms, seen_ms) if draws else None
         if tried in (None, best) and unheard:
             there = np.flatnonzero(fits & self._remote)
-            tried = int(there[value_ms[there].argmin()]) if there.size else None
+            tried = int(there[seen_ms[there].argmin()]) if there.size else None
         if tried is None or tried == best:
             return by_residual
-        cost_ms = max(float(value_ms[tried]) - best_ms, 0.0)
-        if cost_ms > self._saved_ms:
+        cost_ms = max(float(seen_ms[tried]) - best_ms, 0.0)
+        affordable = cost_ms <= self._saved_ms
+        if self._remote[tried] and unheard:
+            in_vain = self._unused >= USED_WITHIN or not affordable
+            self._patience = min(2 * self._patience, UNHEARD_MAX) if in_vain else UNHEARD_REQUESTS
+        if not affordable:
             return by_residual
         self._saved_ms -= cost_ms
         self.spent_ms += cost_ms
-        if self._remote[tried] and unheard:
-            in_vain = self._unused >= USED_WITHIN
-            self._unheard, self._patience = 0, min(2 * self._patience, UNHEARD_MAX) if in_vain else UNHEARD_REQUESTS
         share = self.spent_ms / self.earned_ms if self.earned_ms > 0.0 else 0.0
         return Explored(
             row=tried,
             cost_ms=cost_ms,
             why=(
                 f"to see whether it is as slow as predicted, {cost_ms:.1f} ms over the best (tries took {share:.1%} of "
-                "the latency of all requests so far)"
+                "what all requests took so far)"
             ),
         )
 
@@ -171,11 +176,16 @@ class Explorer:
         self._common = COMMON_FADE * (self._common + COMMON_GAIN * innovation)
         self._noise2 += NOISE_GAIN * (innovation * innovation - self._noise2)
         self._noise2 = max(self._noise2, NOISE_MIN * NOISE_MIN)
-        means = self._means()
-        self._ratio = np.exp(means) if np.abs(means).max() > FELT else None
+        self._feel()
+
+    def forget_remote(self) -> None:
+        """Another companion, or another way to it: what its plans were off by, and how often it was asked in vain."""
+        self._weight[self._remote] = self._sum[self._remote] = 0.0
+        self._unheard, self._patience, self._unused = 0, UNHEARD_REQUESTS, USED_WITHIN
+        self._feel()
 
     def as_mapping(self) -> Mapping[str, float]:
-        """For `isthmus status`: what trying was expected to cost, and its share of the latency of all requests."""
+        """For `isthmus status`: what trying was expected to cost, and its share of what all requests took."""
         share = self.spent_ms / self.earned_ms if self.earned_ms > 0.0 else 0.0
         return {"cost_ms": round(self.spent_ms, 3), "share": round(share, 5)}
 
@@ -184,6 +194,10 @@ class Explorer:
             self._saved_ms = START_SHARE * best_ms
         self.earned_ms += best_ms
         self._saved_ms = min(self._saved_ms + COST_SHARE * best_ms, SAVED_MAX * best_ms)
+
+    def _feel(self) -> None:
+        means = self._sum / (self._weight + self._prior_weight)
+        self._ratio = np.exp(means) if np.abs(means).max() > FELT else None
 
     def _sample(self, arms: Rows, value_ms: Floats) -> int | None:
         """The arm that a draw from what is known of each makes the best; None where there is nothing to choose from."""
@@ -201,6 +215,10 @@ class Explorer:
     def _mean(self, row: int) -> float:
         return float(self._sum[row] / (self._weight[row] + self._prior_weight))
 
-    def _means(self) -> Floats:
-        means: Floats = self._sum / (self._weight + self._prior_weight)
-        return means
+
+def _measured(ratio: float, other_ratio: float) -> str:
+    """Why another row runs than the one with `ratio` (measured / predicted), as a clause behind both their names."""
+    slower, faster = ratio - 1.0, 1.0 - other_ratio
+    if slower > faster:
+        return f"which has been {slower:.1%} slower than predicted"
+    return f"it has been {faster:.1%} faster than predicted" if faster > 0.0 else "it is still the faster as measured"

@@ -4,6 +4,7 @@ the account under test."""
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -157,6 +158,86 @@ def test_a_companion_that_turns_out_faster_than_predicted_is_asked_again_at_once
 def test_a_companion_that_is_several_times_slower_is_not_asked() -> None:
     world = World(1, noise=0.02, predicted_ms=np.array([100.0, 450.0]))
     assert set(world.serve(np.array([100.0, 450.0]), 3000)) == {0}
+
+
+class Asked:
+    """Counts how often it is asked what may be tried."""
+
+    def __init__(self, fits: Flags) -> None:
+        self.fits, self.count = fits, 0
+
+    def __call__(self) -> Flags:
+        self.count += 1
+        return self.fits
+
+
+def test_what_may_be_tried_is_asked_for_draws_only_where_residuals_change_nothing() -> None:
+    world = World(1, noise=0.03)
+    world.serve(PREDICTED_MS, 300)  # all plans have been off by 3 % at some time
+    asked = Asked(world.fits)
+    for number in range(900):
+        explored = world.explorer.choose(1, PREDICTED_MS, asked)
+        row = 1 if explored is None else explored.row
+        off = float(np.exp(0.03 * np.sin(number)))
+        world.explorer.observe(row, PREDICTED_MS[row] * off, PREDICTED_MS[row])
+    assert asked.count <= 900 / 3 * 1.1
+
+
+def test_what_may_be_tried_is_asked_for_draws_only_where_the_companion_is_too_dear_to_ask() -> None:
+    predicted_ms = np.array([100.0, 2000.0])
+    explorer, asked = Explorer(remote(2)), Asked(np.ones(2, np.bool_))
+    for _ in range(1000):
+        assert explorer.choose(0, predicted_ms, asked) is None
+        explorer.observe(0, 100.0, 100.0)
+    assert asked.count <= 1000 / 3 + 10
+
+
+def test_a_companion_too_dear_to_ask_is_asked_once_it_costs_what_there_is() -> None:
+    predicted_ms = np.array([100.0, 2000.0])
+    explorer, fits = Explorer(remote(2)), np.ones(2, np.bool_)
+    for _ in range(1000):
+        explorer.choose(0, predicted_ms, lambda: fits)
+    cheaper_ms = np.array([100.0, 150.0])
+    assert any(explorer.choose(0, cheaper_ms, lambda: fits) is not None for _ in range(400))
+
+
+@pytest.mark.parametrize(
+    ("off", "other_off", "says"),
+    [
+        (1.0, 0.85, "it has been 1.% faster than predicted"),
+        (1.25, 1.05, "which has been 1.% slower than predicted"),
+        (1.25, 0.99, "which has been 1.% slower than predicted"),
+    ],
+)
+def test_the_reason_names_the_plan_that_was_off(off: float, other_off: float, says: str) -> None:
+    explorer, predicted_ms, fits = Explorer(remote(2)), np.array([100.0, 101.0]), np.ones(2, np.bool_)
+    for _ in range(100):  # in turn, so that what is common fades
+        explorer.observe(0, 100.0 * off, 100.0)
+        explorer.observe(1, 101.0 * other_off, 101.0)
+    whys = {one.why for _ in range(10) if (one := explorer.choose(0, predicted_ms, lambda: fits)) and one.row == 1}
+    assert len(whys) == 1
+    assert re.match(says.replace("1.%", r"\d+\.\d%"), whys.pop())
+
+
+def test_another_companion_is_met_without_what_the_last_one_was_off_by() -> None:
+    predicted_ms, fits = np.array([100.0, 101.0, 130.0]), np.ones(3, np.bool_)
+    explorer = Explorer(remote(3))
+    for _ in range(100):
+        explorer.observe(0, 100.0, 100.0)
+        explorer.observe(1, 101.0 * 0.85, 101.0)
+    met = explorer.choose(0, predicted_ms, lambda: fits)
+    assert met is not None
+    assert met.row == 1
+    explorer.forget_remote()
+    assert explorer.choose(0, predicted_ms, lambda: fits) is None
+
+
+def test_another_companion_is_asked_as_soon_as_the_first_one_was() -> None:
+    world = World(1, noise=0.02, predicted_ms=np.array([100.0, 130.0]))
+    world.serve(np.array([100.0, 130.0]), 3000)
+    world.explorer.forget_remote()
+    rows = world.serve(np.array([100.0, 130.0]), 400)
+    assert next(gaps(rows, 1)) == 50
 
 
 def test_the_reason_says_what_for_and_what_it_costs() -> None:
