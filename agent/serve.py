@@ -38,7 +38,7 @@ from split.wire.messages import Infer, Priority
 UNPROFILED = Decision(
     chosen=PlanEstimate(plan=LOCAL, predicted_ms=0.0, risk_ms=0.0, stages_ms={}, bytes=0, fidelity=None, allowed=True),
     runners_up=(),
-    reason="this model is not measured yet: until it is, it runs here",
+    reason_of=lambda: "this model is not measured yet: until it is, it runs here",
     candidates=1,
 )
 

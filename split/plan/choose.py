@@ -4,17 +4,18 @@ sentence that says so. What a demand excludes gives way in steps: first the rate
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 
 from split.ids import CutId
-from split.plan.observation import Flags, Observation
+from split.plan.observation import Flags, Floats, Observation
 from split.plan.plan import RequestFacts
 from split.plan.predict import Prediction
 from split.plan.score import Score, score, sustains
 from split.plan.table import LOCAL_ROW, PlanTable
+from split.plan.values import value
 
 TIGHT: Final = 0.5
 """Of a request's budget: what may take more is not tried without need."""
@@ -24,7 +25,7 @@ CLIMB_SIGMAS: Final = 0.25
 """What a plan other than the incumbent must gain, see `_must_gain_ms`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Compared:
     """Everything that the comparison of one request is made of."""
 
@@ -35,8 +36,8 @@ class Compared:
     mask: Flags
     """[plan]: what may run."""
     score: Score
-    order: list[int]
-    """The rows that may run, best first."""
+    value_ms: Floats
+    """[plan]: that of `score`; inf for what may not run."""
 
     @staticmethod
     def of(
@@ -44,10 +45,6 @@ class Compared:
     ) -> Compared:
         """`table` as for `predict`."""
         scored = score(table, observation, facts, prediction, mask)
-        values = np.where(mask, scored.value_ms, np.inf)
-        others = [one for one in (scored.money, scored.energy_j) if one is not None]
-        # Of equals the fastest, then the thriftiest, then the cheapest.
-        order = np.lexsort((*others, prediction.mean_ms, values)) if others else values.argsort()
         return Compared(
             table=table,
             observation=observation,
@@ -55,25 +52,33 @@ class Compared:
             prediction=prediction,
             mask=mask,
             score=scored,
-            order=order[: np.count_nonzero(mask)].tolist(),
+            value_ms=np.where(mask, scored.value_ms, np.inf),
         )
 
-    def best(self, incumbent: int | None) -> tuple[int, str]:
-        """The row to run and why. `incumbent`: what a challenger must beat; None compares without stickiness."""
+    def best(self, incumbent: int | None) -> tuple[int, Callable[[], str]]:
+        """The row to run, and why, put into words when asked. `incumbent`: what a challenger must beat; None compares
+        without stickiness."""
         row, notes = self._first_safe()
         if row is None:
             return self._best_chance()
         if incumbent is None or row == incumbent or not self.score.sticks:
-            return row, f"{self._is_first(row)}{notes}"
+            return row, lambda: f"{self._is_first(row)}{notes}"
         if not self.mask[incumbent] or not self._is_safe(incumbent) or not self._sustains(incumbent, row):
-            return row, f"{self._is_first(row)}{notes}"
-        values = self.score.value_ms
-        if float(values[incumbent] - values[row]) < self._must_gain_ms(incumbent, row):
-            return incumbent, (
-                f"{self.table.labels[incumbent]} is expected in {self._ms(incumbent)}; {self.table.labels[row]} "
-                f"({self._ms(row)}) gains too little for a change{notes}"
+            return row, lambda: f"{self._is_first(row)}{notes}"
+        if float(self.value_ms[incumbent] - self.value_ms[row]) < self._must_gain_ms(incumbent, row):
+            return (
+                incumbent,
+                lambda: (
+                    f"{self.table.labels[incumbent]} is expected in {self._ms(incumbent)}; {self.table.labels[row]} "
+                    f"({self._ms(row)}) gains too little for a change{notes}"
+                ),
             )
-        return row, f"{self._is_first(row)} ({self.table.labels[incumbent]}: {self._ms(incumbent)}){notes}"
+        return row, lambda: f"{self._is_first(row)} ({self.table.labels[incumbent]}: {self._ms(incumbent)}){notes}"
+
+    def ordered(self) -> list[int]:
+        """The rows that may run, best first; of equals the fastest, then the thriftiest, then the cheapest."""
+        order = np.lexsort((*self._ties(), self.value_ms))
+        return [int(row) for row in order[: np.count_nonzero(self.mask)]]
 
     def leisurely(self) -> Flags:
         """What may be tried without need: all that may run and would be answered in half the budget at worst; nothing
@@ -87,7 +92,7 @@ class Compared:
     def _first_safe(self) -> tuple[int | None, str]:
         """The best row that meets the deadline, has its way out and, where one does, sustains the rate; None where no
         row is safe. And what it was preferred to, as a clause."""
-        first = self.order[0]
+        first = self._least(self.value_ms)
         if self._is_safe(first) and not self.table.objective.rate_min_per_s:
             return first, ""
         prediction, budget_ms = self.prediction, self.facts.budget_ms
@@ -108,9 +113,22 @@ class Compared:
 
     def _first(self, among: Flags) -> int | None:
         """The best row of these that may run; None where none is."""
-        hits = among[self.order]
-        place = int(hits.argmax())
-        return self.order[place] if hits[place] else None
+        value_ms = np.where(among, self.value_ms, np.inf)
+        row = self._least(value_ms)
+        return row if value_ms[row] < np.inf else None
+
+    def _least(self, value_ms: Floats) -> int:
+        """The row with the least, as `ordered` has it."""
+        row = int(value_ms.argmin())
+        if self.score.time_alone:
+            return row
+        equal = np.flatnonzero(value_ms == value_ms[row])
+        return row if equal.size == 1 else int(equal[np.lexsort([one[equal] for one in self._ties()])[0]])
+
+    def _ties(self) -> list[Floats]:
+        """What tells plans of equal value apart, what counts first last."""
+        score = self.score
+        return [one for one in (score.money, score.energy_j, self.prediction.mean_ms) if one is not None]
 
     def _is_safe(self, row: int) -> bool:
         budget_ms = self.facts.budget_ms
@@ -139,19 +157,25 @@ class Compared:
         gains_ms = float(self.score.value_ms[row] - open_ms[other])
         return self.table.plans[other].cut if other == row or gains_ms >= self._must_gain_ms(row, other) else None
 
-    def _best_chance(self) -> tuple[int, str]:
+    def _best_chance(self) -> tuple[int, Callable[[], str]]:
         """The row to run where none is sure to be answered in time whatever the companion does, and why."""
         label, prediction, budget_ms = self.table.labels, self.prediction, self.facts.budget_ms
         row = self._first(prediction.risk_ms <= budget_ms)
         if row is not None:
-            return row, (
-                f"{label[row]} is expected in {self._ms(row)}; no plan is sure to be answered here within "
-                f"{budget_ms:.1f} ms should the companion fail (this one after {prediction.way_out_ms[row]:.1f} ms)"
+            return (
+                row,
+                lambda: (
+                    f"{label[row]} is expected in {self._ms(row)}; no plan is sure to be answered here within "
+                    f"{budget_ms:.1f} ms should the companion fail (this one after {prediction.way_out_ms[row]:.1f} ms)"
+                ),
             )
-        row = int(np.where(self.mask, prediction.risk_ms, np.inf).argmin())
-        return row, (
-            f"no plan is sure to meet the budget of {budget_ms:.1f} ms; {label[row]} has the least risk: "
-            f"expected in {self._ms(row)}, {prediction.risk_ms[row]:.1f} ms at worst"
+        least = int(np.where(self.mask, prediction.risk_ms, np.inf).argmin())
+        return (
+            least,
+            lambda: (
+                f"no plan is sure to meet the budget of {budget_ms:.1f} ms; {label[least]} has the least risk: "
+                f"expected in {self._ms(least)}, {prediction.risk_ms[least]:.1f} ms at worst"
+            ),
         )
 
     def _must_gain_ms(self, incumbent: int, challenger: int) -> float:

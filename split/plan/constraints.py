@@ -30,7 +30,7 @@ def may_run(table: PlanTable, observation: Observation, facts: RequestFacts, uni
         mask &= table.sends_tensors
     if remote.metered_left_bytes < math.inf:
         mask &= _crossing_bytes(table, facts) <= remote.metered_left_bytes
-    if observation.battery_low:
+    if observation.battery_low and mask[LOCAL_ROW]:
         energy_j = _energy_j(table, observation, facts, units)
         mask &= energy_j <= energy_j[LOCAL_ROW]
     return mask if mask.any() else only_local(len(table))
@@ -68,7 +68,7 @@ def not_now(table: PlanTable, observation: Observation, facts: RequestFacts, uni
         return f"it would move {moved:.0f} bytes, of this month's metered bytes {left:.0f} are left"
     if plan.codec == "encoded" and remote.encoded_why_not:
         return remote.encoded_why_not
-    if observation.battery_low:
+    if observation.battery_low and table.allowed[_level(facts)][LOCAL_ROW]:
         here, there = _energy_j(table, observation, facts, units)[[LOCAL_ROW, row]].tolist()
         if there > here:
             return f"the battery is low, and it would take {there:.3g} J, running here {here:.3g} J"

@@ -7,7 +7,6 @@ Pure: nothing is remembered here (the last choice comes in as `incumbent`).
 from __future__ import annotations
 
 from functools import partial
-from typing import Final
 
 from split.plan.choose import Compared
 from split.plan.constraints import may_run, only_local, why_unmet, wish_text, wished
@@ -18,8 +17,6 @@ from split.plan.parting import in_parts
 from split.plan.plan import Decision, PlanEstimate, RequestFacts
 from split.plan.predict import predict
 from split.plan.table import LOCAL_ROW, PlanTable
-
-RUNNERS_UP: Final = 5
 
 
 def decide(
@@ -35,13 +32,13 @@ def decide(
     if observation.remote is None and (facts.mode, facts.cut, facts.codec) == (None, None, None):
         chosen = here(table, observation, facts)
         if chosen.risk_ms <= facts.budget_ms:
-            why, label = observation.remote_why_not, table.labels[LOCAL_ROW]
+            label, alone = table.labels[LOCAL_ROW], observation.remote_why_not
             return Decision(
                 chosen=chosen,
                 runners_up=(),
-                reason=f"{label} is expected first, in {chosen.predicted_ms:.1f} ms; {why}",
+                reason_of=lambda: f"{label} is expected first, in {chosen.predicted_ms:.1f} ms; {alone}",
                 candidates=len(table),
-                why_no_split=lambda: f"no split: {why}",
+                why_no_split=lambda: f"no split: {alone}",
             )
     prediction = in_parts(as_built, observation, facts, predict(table, observation, facts))
     mask = may_run(table, observation, facts, prediction.units)
@@ -55,20 +52,25 @@ def decide(
             mask = only_local(len(table))
             suffix = f"; {why_unmet(table, observation, facts, prediction.units, wish)}"
     compared = Compared.of(table, observation, facts, prediction, mask)
-    row, why = compared.best(None if forced else observation.incumbent)
-    if not forced:
-        suffix = bound(compared, row)
-    explored = None
+    best, why = compared.best(None if forced else observation.incumbent)
+    row, explored = best, None
     if explorer is not None and not prefix:
-        explored = explorer.choose(row, compared.score.value_ms, compared.leisurely)
+        explored = explorer.choose(best, compared.value_ms, compared.leisurely)
     if explored is not None:
-        why, row = f"{table.labels[explored.row]} runs instead of {table.labels[row]}, {explored.why}", explored.row
+        row = explored.row
+
+    def reason() -> str:
+        said = (
+            why() if explored is None else f"{table.labels[row]} runs instead of {table.labels[best]}, {explored.why}"
+        )
+        return prefix + said + (suffix if forced else bound(compared, best))
+
     return Decision(
         chosen=estimate(table, observation, facts, prediction, row),
-        runners_up=RunnersUp(compared, [other for other in compared.order[: RUNNERS_UP + 1] if other != row]),
-        reason=prefix + why + suffix,
+        runners_up=RunnersUp(compared, row),
+        reason_of=reason,
         candidates=len(table),
-        worth_opening=None if forced else compared.worth_opening(row),
+        worth_opening=None if forced else compared.worth_opening(best),
         link=observation.remote.link.as_mapping() if observation.remote is not None else {},
         objective=compared.score.objective.as_mapping(),
         why_no_split=partial(why_not_split, compared, row),

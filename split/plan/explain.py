@@ -15,6 +15,8 @@ from split.plan.predict import Prediction
 from split.plan.score import REQUEST_METADATA_BYTES
 from split.plan.table import LOCAL_ROW, Column, PlanTable
 
+RUNNERS_UP: Final = 5
+
 _STAGES_HERE: Final = dict.fromkeys(
     (
         *("queue", "activate", "image", "head", "encode", "up"),
@@ -114,13 +116,20 @@ def here(table: PlanTable, observation: Observation, facts: RequestFacts) -> Pla
 
 
 class RunnersUp(Sequence[PlanEstimate]):
-    """The rows below the chosen one, as estimates only when somebody reads them: six would double a decision's time."""
+    """The best rows but the chosen one, worked out when somebody reads them: that takes as long as a decision."""
 
-    __slots__ = ("_compared", "_rows")
+    __slots__ = ("_chosen", "_compared", "_found")
 
-    def __init__(self, compared: Compared, rows: list[int]) -> None:
+    def __init__(self, compared: Compared, chosen: int) -> None:
         self._compared = compared
-        self._rows = rows
+        self._chosen = chosen
+        self._found: list[int] | None = None
+
+    @property
+    def _rows(self) -> list[int]:
+        if self._found is None:
+            self._found = [row for row in self._compared.ordered() if row != self._chosen][:RUNNERS_UP]
+        return self._found
 
     def __len__(self) -> int:
         return len(self._rows)

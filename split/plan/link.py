@@ -320,7 +320,7 @@ class Link:
         uu += seconds * (self.WALK_RATE * belief.up) ** 2
         dd += seconds * (self.WALK_RATE * belief.down) ** 2
         ud += seconds * self.SAME_BOTH_WAYS * self.WALK_RATE**2 * belief.up * belief.down
-        return belief._replace(covariance=(rr, ru, rd, uu, ud, dd))
+        return Belief(belief.rtt, belief.up, belief.down, (rr, ru, rd, uu, ud, dd))
 
 
 def _widened(belief: Belief, measured: Measured) -> Belief:

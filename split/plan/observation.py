@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from split.plan.objective import FREE, NO_BACKLOG, Backlog, Prices
 from split.plan.power import NO_POWER, Power
+from split.plan.values import value
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -35,7 +36,7 @@ class SlowStart:
         return float(self.extra_ms[int(self.after_bytes.searchsorted(up_bytes))])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class LinkEstimate:
     """The link as `link.py` estimates it: network time = rtt + up_bytes · up + down_bytes · down, and where TCP's
     window is not open `slow_start` on top."""
@@ -85,7 +86,7 @@ class Metered:
     """Whether enough is left to spend some on looking at the link."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class RemoteView:
     """The companion as the device sees it at this moment, for one model."""
 
@@ -122,7 +123,7 @@ class Opening:
     """What finishes the request here should the companion fail: the tail, or the whole for offload; on the worker."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Observation:
     """The state of the device, and of the companion where there is one."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from split.ids import CutId
+from split.plan.values import value
 
 LOSSLESS_CODECS = frozenset({"raw", "encoded"})
 """Codecs whose decoded tensors are bit-exact; every other one is held to the contract's fidelity bound."""
@@ -61,7 +62,7 @@ class RequestFacts:
     or the input came encoded: then the costs hold as they were profiled."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class PlanEstimate:
     """One plan, predicted: a row of an explanation. Milliseconds."""
 
@@ -93,15 +94,15 @@ class PlanEstimate:
     """Of bytes and companion time, in the unit of the configured prices."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Decision:
     """What was chosen for one request and why: everything `isthmus explain` shows."""
 
     chosen: PlanEstimate
     runners_up: Sequence[PlanEstimate]
     """Allowed plans, next best first (at most 5); worked out when read."""
-    reason: str
-    """One sentence."""
+    reason_of: Callable[[], str] = field(compare=False, repr=False)
+    """`reason`, put into words when asked: nobody reads that of most requests."""
     candidates: int
     """How many plans were compared."""
     tried: bool = False
@@ -110,7 +111,12 @@ class Decision:
     """The cut that would have been chosen if its halves were open."""
     link: Mapping[str, float] = field(default_factory=dict)
     """The link as estimated at that moment: rtt_ms, up_mbit_s, down_mbit_s, age_s; empty without a companion."""
-    objective: Mapping[str, float] = field(default_factory=lambda: {"latency": 1.0})
-    """Weights that were used, normalised: latency, throughput, energy, cost."""
+    objective: Mapping[str, float] = field(default_factory=dict)
+    """Weights that were used, normalised: latency, throughput, energy, cost; empty where nothing was compared."""
     why_no_split: Callable[[], str] = field(default=lambda: "", compare=False, repr=False)
     """Why no split was chosen, as a sentence, worked out when asked; "" where one was."""
+
+    @property
+    def reason(self) -> str:
+        """One sentence."""
+        return self.reason_of()

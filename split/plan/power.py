@@ -32,8 +32,12 @@ class Power:
     """Where the figures come from, as a clause; "" where nothing is known."""
 
     def __post_init__(self) -> None:
-        for name in ("compute_w", "send_w", "receive_w", "wait_w"):
-            watts = getattr(self, name)
+        for name, watts in (
+            ("compute_w", self.compute_w),
+            ("send_w", self.send_w),
+            ("receive_w", self.receive_w),
+            ("wait_w", self.wait_w),
+        ):
             assert 0.0 <= watts < math.inf, f"{name} must be watts, 0 or more, got {watts}"
 
     def joules(self, *, compute_ms: float, send_ms: float, receive_ms: float, wait_ms: float) -> float:

@@ -12,7 +12,7 @@ deadline, mean + `Objective.sigmas` · σ. The way out is the end of a local fin
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 import numpy as np
@@ -22,11 +22,12 @@ from split.plan.plan import RequestFacts
 from split.plan.slack import MARGIN_MS, MARGIN_RATIO
 from split.plan.slow_start import slow_start_ms
 from split.plan.table import Column, PlanTable
+from split.plan.values import value
 
 _NOTHING: Final = [0.0] * len(Column)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """One number for each plan of a table, in its order."""
 

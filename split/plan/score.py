@@ -11,7 +11,6 @@ stream of requests spreads over the plans as the linear program of the best mix 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -21,6 +20,7 @@ from split.plan.observation import Flags, Floats, Observation
 from split.plan.plan import RequestFacts
 from split.plan.predict import Prediction
 from split.plan.table import LOCAL_ROW, Column, PlanTable
+from split.plan.values import value
 
 REQUEST_METADATA_BYTES: Final = 4096
 """What a request's message has beside its payload: ids, the names of outputs, how to prepare a picture."""
@@ -37,7 +37,7 @@ _STATIONS: Final = np.array(
 of two stations and added by `station_units`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Score:
     """How the plans of a table compare, in its order."""
 
@@ -48,6 +48,11 @@ class Score:
     energy_j: Floats | None = None
     """[plan]; None where it counts nothing."""
     money: Floats | None = None
+
+    @property
+    def time_alone(self) -> bool:
+        """Whether neither energy nor money counts."""
+        return self.energy_j is None and self.money is None
 
     @property
     def sticks(self) -> bool:

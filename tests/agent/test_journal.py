@@ -42,7 +42,7 @@ def entry(
         received_at_s=0.0,
         deadline_ms=1000.0,
         facts=RequestFacts(budget_ms=1000.0),
-        decision=Decision(chosen=chosen, runners_up=(), reason="r", candidates=1, tried=tried),
+        decision=Decision(chosen=chosen, runners_up=(), reason_of=lambda: "r", candidates=1, tried=tried),
         total_ms=total_ms,
         ran=plan,
         stages_ms=stages_ms,

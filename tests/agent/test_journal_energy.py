@@ -31,7 +31,7 @@ def answered(model: str, whole_ms: float, total_ms: float) -> Entry:
         received_at_s=10.0,
         deadline_ms=1000.0,
         facts=RequestFacts(budget_ms=1000.0),
-        decision=Decision(chosen=chosen, runners_up=(), reason="r", candidates=1),
+        decision=Decision(chosen=chosen, runners_up=(), reason_of=lambda: "r", candidates=1),
         total_ms=total_ms,
         ran=LOCAL,
         stages_ms={"whole": whole_ms},

@@ -130,7 +130,9 @@ def entry(at_s: float, *, model: str = "m", plan: Plan = SPLIT, ran: Plan | None
         "received_at_s": at_s,
         "deadline_ms": 250.0,
         "facts": RequestFacts(budget_ms=249.0),
-        "decision": Decision(chosen=estimate, runners_up=(), reason="secret-reason", candidates=3, link=LINK),
+        "decision": Decision(
+            chosen=estimate, runners_up=(), reason_of=lambda: "secret-reason", candidates=3, link=LINK
+        ),
         "total_ms": 80.125,
         "ran": ran,
         "stages_ms": {"queue": 2.5, "head": 41.0, "network": 24.0, "tail": 12.0},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -13,7 +14,8 @@ from split.graph.card import CutCard, ModelCard
 from split.graph.growth import CutGrowth, Elements, Extent, Growth, Step
 from split.ids import CutId, ModelDigest
 from split.plan.decide import decide, estimate_all
-from split.plan.observation import LinkEstimate, Observation, Opening, RemoteView
+from split.plan.exploring import Explored, Explorer
+from split.plan.observation import Flags, Floats, LinkEstimate, Observation, Opening, RemoteView
 from split.plan.plan import LOCAL, Placement, Plan, PlanEstimate, RequestFacts
 from split.plan.predict import predict
 from split.plan.table import PlanTable
@@ -376,6 +378,41 @@ def test_a_tail_that_is_closed_is_worth_opening_for_the_plan_that_runs() -> None
     decision = decide(TABLE, dataclasses.replace(STATE, opening=opening({}, {best: 5.0})), FACTS)
     assert decision.chosen.plan == best
     assert decision.worth_opening == best.cut
+
+
+class Tries(Explorer):
+    """Always this plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(np.array([one != LOCAL for one in TABLE.plans]))
+        self._row = TABLE.row_of[plan]
+
+    def choose(self, row: int, value_ms: Floats, may_try: Callable[[], Flags]) -> Explored:
+        return Explored(row=self._row, cost_ms=1.0, why="as told")
+
+
+def test_what_is_worth_opening_is_told_by_the_best_plan_not_by_the_one_that_is_tried() -> None:
+    assert STATE.remote is not None
+    link = dataclasses.replace(STATE.remote.link, covariance=(1e6, *SURE[1:]))  # remote must gain 250 ms on local
+    unsure = dataclasses.replace(STATE, remote=dataclasses.replace(STATE.remote, link=link), incumbent=None)
+    facts = dataclasses.replace(FACTS, budget_ms=1e6)
+    best = decide(TABLE, unsure, facts).chosen.plan
+    cold = dataclasses.replace(unsure, opening=opening({}, {best: 5.0}))
+    tried = decide(TABLE, cold, facts, Tries(LOCAL))
+    assert (tried.chosen.plan, tried.worth_opening) == (LOCAL, best.cut)
+
+
+def test_five_runners_up_are_named_wherever_the_chosen_plan_stands() -> None:
+    table = PlanTable.build(CARD, PROFILE, contract(fidelity=Fidelity(measure="kl", bound=1.0)))
+    assert np.count_nonzero(table.allowed[0]) == 7
+    may = [one for one in estimate_all(table, STATE, PICTURE) if one.allowed]
+    last = decide(table, STATE, PICTURE, Tries(max(may, key=lambda one: one.predicted_ms).plan))
+    assert len(last.runners_up) == 5
+    assert last.runners_up[0].plan == decide(table, STATE, PICTURE).chosen.plan
+
+
+def test_where_there_is_only_local_nothing_is_weighed() -> None:
+    assert decide(TABLE, ALONE, FACTS).objective == {}
 
 
 def test_local_pays_for_opening_the_whole_with_and_without_a_companion() -> None:
