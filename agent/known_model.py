@@ -20,7 +20,7 @@ from split.plan.observation import Flags, Floats, Opening
 from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
 from split.plan.scaling import Ratio
 from split.plan.table import LOCAL_ROW, Column, PlanTable
-from split.profiles.contract import Contract
+from split.profiles.contract import Behaviour, Contract
 from split.profiles.measured import ModelProfile
 
 WORTH_A_TABLE: Final = 0.01
@@ -58,6 +58,8 @@ class Known(NamedTuple):
     """Preparing an encoded input on the device, and at the companion."""
     cloud_image_ms: float
     cloud_queue_ms: float
+    behaviour: Behaviour
+    """As the contract has it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,6 +67,7 @@ class KnownModel:
     """Made by `of`."""
 
     profile: ModelProfile
+    behaviour: Behaviour
     slowdown: float
     """`emulation.slowdown`, in every device time that comes in or goes out."""
     measured: PlanTable
@@ -122,6 +125,7 @@ class KnownModel:
             groups[key] = [_segment(plan) == key for plan in table.plans]
         return cls(
             profile=profile,
+            behaviour=contract.behaviour,
             slowdown=slowdown,
             opening_ms=opening_ms,
             measured=table,
@@ -286,6 +290,7 @@ class KnownModel:
             image_ms=self.profile.image_ms,
             cloud_image_ms=self.cloud_image_ms,
             cloud_queue_ms=cloud_queue_ms,
+            behaviour=self.behaviour,
         )
 
     def snapshot(self, local_only_reason: str) -> Mapping[str, object]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 import zstandard
@@ -49,7 +49,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, tag="head", tag_field="is"
     """Name and version of the program."""
     started_s: Annotated[float, msgspec.Meta(ge=-1e11, le=1e11)]
     """Wall clock at the zero of `Request.at_s`, seconds since 1970 at UTC."""
-    slowdown: _Number
+    slowdown: Annotated[float, msgspec.Meta(ge=1.0, le=1e6)]
     """`emulation.slowdown`; 1.0: none."""
     price_per_gb: _Number
     """`link.price_per_gb`; 0.0: none was set."""
@@ -91,6 +91,18 @@ class DevicePower(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
 
+class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
+    """What the contract asks of a model's answers, as far as it decides between plans (`split.profiles.contract`)."""
+
+    weights: tuple[_Number, _Number, _Number, _Number]
+    """latency, throughput, energy, cost; not all 0."""
+    service_class: Literal["gold", "silver", "bronze"]
+    strategy: Literal["local", "fail", "shadow"]
+    """`fallback.strategy`"""
+    rate_min_per_s: _Number
+    """`throughput_min_per_s`; 0.0: none."""
+
+
 class Table(msgspec.Struct, frozen=True, kw_only=True, tag="table", tag_field="is"):
     """All plans of one model at some sizes. A model gets another when its costs have become others."""
 
@@ -104,6 +116,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, tag="table", tag_field="i
     plans: tuple[PlanCosts, ...]
     """Local first."""
     power: DevicePower
+    behaviour: Behaviour
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
@@ -223,6 +236,7 @@ def unpack(*files: bytes, name: str) -> Record:
                     case Head():
                         heads.append(_known_format(line, name))
                     case Table():
+                        _check_table(line, name)
                         tables[_of_start(line.table, heads, name)] = line
                     case Requests():
                         rows = [
@@ -272,6 +286,14 @@ def _check_seen(seen: dict[str, int], rows: Sequence[Request], tables: dict[int,
     kept = Counter(tables[row.table].model for row in rows)
     if short := [model for model, count in kept.items() if seen.get(model, 0) < count]:
         raise BadRecord(f"{name} is no sound record: it has more requests of {short[0]!r} than were seen")
+
+
+def _check_table(table: Table, name: str) -> None:
+    if not table.plans or table.plans[0].plan != "local":
+        found = table.plans[0].plan if table.plans else "none"
+        raise BadRecord(f"{name} is no sound record: the first plan of a table is {found!r}, expected local")
+    if not any(table.behaviour.weights):
+        raise BadRecord(f"{name} is no sound record: a table of {table.model!r} has no weight above 0")
 
 
 def _check(rows: Sequence[Request], tables: dict[int, Table], name: str) -> None:

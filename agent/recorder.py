@@ -23,7 +23,19 @@ import numpy as np
 
 from agent.journal import Entry
 from agent.planner import Known
-from agent.record import FORMAT, STAGES, TABLES_PER_HEAD, DevicePower, Head, PlanCosts, Request, Requests, Table, pack
+from agent.record import (
+    FORMAT,
+    STAGES,
+    TABLES_PER_HEAD,
+    Behaviour,
+    DevicePower,
+    Head,
+    PlanCosts,
+    Request,
+    Requests,
+    Table,
+    pack,
+)
 from agent.record_files import HOUR_BYTES, HOUR_S, RecordFiles
 from agent.version import VERSION
 from split.plan.observation import Floats
@@ -109,8 +121,7 @@ class _Waiting:
 
 class Recorder:
     """`knows(model, now_s)`: what the planner knows of a model; None where it does not. `power(now_s)`: what the device
-    draws. `files`: None keeps the last
-    hour only, in memory."""
+    draws. `files`: None keeps the last hour only, in memory."""
 
     def __init__(
         self,
@@ -401,6 +412,18 @@ def _as_written(number: int, model: str, sizes: tuple[int, ...], table: PlanTabl
             measured=power.measured,
             source=power.source,
         ),
+        behaviour=_behaviour(known),
+    )
+
+
+def _behaviour(known: Known) -> Behaviour:
+    asked = known.behaviour
+    weights = asked.weights
+    return Behaviour(
+        weights=(weights.latency, weights.throughput, weights.energy, weights.cost),
+        service_class=asked.service_class,
+        strategy=asked.fallback.strategy,
+        rate_min_per_s=asked.throughput_min_per_s,
     )
 
 

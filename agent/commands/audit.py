@@ -4,23 +4,28 @@ missed deadlines, joules, bytes and money, doing nothing included."""
 from __future__ import annotations
 
 import argparse
+import os
+import sys
+import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from agent.commands.options import daemon_url, not_negative
 from agent.http_client import DaemonClient
 from agent.record import FILE_BYTES_MAX, BadRecord, Record, unpack
-from agent.replay.known import Known
 from agent.replay.policies.field import FIELD
 from agent.replay.recording import AsItWas, Recording, outcomes_as_they_were, replayable
 from agent.replay.simulate import simulate
 from agent.replay.tally import Tally, in_words, size_text, tally
-from agent.replay.world import Policy
+from agent.replay.world import Outcome, Policy
 from split.errors import InvalidRequest
 from split.plan.objective import Prices
+from split.plan.observation import Floats
 from split.plan.power import Power, modelled
 from split.profiles.device import load_device
 from split.profiles.radio import RADIOS, LinkKind
@@ -33,7 +38,7 @@ OURS: Final = "isthmus"
 AGREES_RATIO: Final = 0.1
 """What the replay of the plans that were chosen may be off from what was measured before it is called doubtful."""
 
-SAID: Final = {"local": NOTHING, "ours": OURS}
+SAID: Final = {"local": NOTHING, "ours": OURS, "ours, without hedges": f"{OURS}, without hedges"}
 """How the table calls some of the policies."""
 POLICIES: Final = (REPLAYED, *SAID, *(name for name in FIELD if name not in SAID))
 """By the names that `--policy` takes."""
@@ -73,30 +78,62 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidRequest("--save keeps what --url fetches; a RECORD is a file already")
     record = _record(args)
     recording = replayable(record, prices=_prices(args, record), power=_power(args))
-    outcomes = {AS_IT_WAS: outcomes_as_they_were(recording)}
-    for name in args.policy or POLICIES:
-        outcomes[SAID.get(name, name)] = simulate(recording.world, _policy(name, recording))
-    tallies = [tally(name, found, recording.weights) for name, found in outcomes.items()]
+    found = _replayed(recording, args.policy or POLICIES)
     if args.plot is not None:
         from agent.commands.audit_plot import draw
 
         try:
-            draw(recording, outcomes, args.plot)
+            draw(recording, found.total_ms, args.plot)
         except OSError as error:
             raise InvalidRequest(f"--plot: {args.plot} cannot be written: {error.strerror or error}") from None
     if args.json:
-        print(msgspec.json.format(msgspec.json.encode(_as_json(record, recording, tallies)), indent=2).decode())
+        print(msgspec.json.format(msgspec.json.encode(_as_json(record, recording, found)), indent=2).decode())
     else:
-        for line in _lines(record, recording, tallies):
+        for line in _lines(record, recording, found):
             print(line)
     return 0
+
+
+# -- replaying --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What is kept of the replays, by the names of the table: outcomes are 20 KB a request over all policies."""
+
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    decided: dict[str, Tally] = field(default_factory=dict)
+    """Over the requests whose callers asked for no plan; empty where there are none."""
+    total_ms: dict[str, Floats] = field(default_factory=dict)
+
+    def add(self, name: str, outcomes: Sequence[Outcome], recording: Recording) -> None:
+        self.tallies[name] = tally(name, outcomes, recording.weights)
+        if (weights := recording.decided_weights).any():
+            self.decided[name] = tally(name, outcomes, weights)
+        self.total_ms[name] = np.array([one.total_ms for one in outcomes])
+
+
+def _replayed(recording: Recording, policies: Sequence[str]) -> _Found:
+    found = _Found()
+    found.add(AS_IT_WAS, outcomes_as_they_were(recording), recording)
+    for number, name in enumerate(policies, 1):
+        said = SAID.get(name, name)
+        _progress(f"replaying {len(recording.happened)} requests, {number} of {len(policies)}: {said}")
+        found.add(said, simulate(recording.world, _policy(name, recording)), recording)
+    _progress("")
+    return found
+
+
+def _progress(text: str) -> None:
+    """One line, written over, where somebody looks at it."""
+    if sys.stderr.isatty():
+        print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _policy(name: str, recording: Recording) -> Policy:
     if name == REPLAYED:
         return AsItWas(recording)
-    known = {model: Known.of(plans) for model, plans in recording.world.models.items()}
-    return FIELD[name](recording.world, known)
+    return FIELD[name](recording.world, recording.known)
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -121,8 +158,16 @@ def _record(args: argparse.Namespace) -> Record:
 
 
 def _save(path: Path, data: bytes) -> None:
+    """Whole or not at all, readable by the owner alone, as the files that a daemon writes."""
     try:
-        path.write_bytes(data)
+        file, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
+        try:
+            with open(file, "wb") as stream:
+                stream.write(data)
+            os.replace(beside, path)
+        except BaseException:
+            os.unlink(beside)
+            raise
     except OSError as error:
         raise InvalidRequest(f"--save: {path} cannot be written: {error.strerror or error}") from None
 
@@ -147,21 +192,24 @@ def _power(args: argparse.Namespace) -> Power | None:
 # -- what it came to --------------------------------------------------------------------------------------------------
 
 
-def _off(tallies: Sequence[Tally]) -> float | None:
+def _off(found: _Found) -> float | None:
     """How far the replay of the chosen plans is from what was measured, of the mean."""
-    found = {one.policy: one for one in tallies}
-    replayed = found.get(REPLAYED)
-    return None if replayed is None else replayed.mean_ms / found[AS_IT_WAS].mean_ms - 1.0
+    replayed = found.tallies.get(REPLAYED)
+    return None if replayed is None else replayed.mean_ms / found.tallies[AS_IT_WAS].mean_ms - 1.0
 
 
-def _sentence(tallies: Sequence[Tally]) -> str:
-    found = {one.policy: one for one in tallies}
-    if OURS not in found or NOTHING not in found:
-        return ""
-    return in_words(found[OURS], found[NOTHING])
+def _sentence(recording: Recording, found: _Found) -> str:
+    """What Isthmus did, where it decided; what it would have done, where callers did."""
+    if NOTHING in found.decided:
+        forced = sum(one.request.forced for one in recording.happened)
+        without = f" Without the {forced} recorded requests whose callers asked for a plan." if forced else ""
+        return in_words(found.decided[AS_IT_WAS], found.decided[NOTHING], measured=True) + without
+    if OURS in found.tallies and NOTHING in found.tallies:
+        return in_words(found.tallies[OURS], found.tallies[NOTHING])
+    return ""
 
 
-def _as_json(record: Record, recording: Recording, tallies: Sequence[Tally]) -> dict[str, object]:
+def _as_json(record: Record, recording: Recording, found: _Found) -> dict[str, object]:
     power = recording.world.power
     return {
         "requests": record.seen,
@@ -171,9 +219,9 @@ def _as_json(record: Record, recording: Recording, tallies: Sequence[Tally]) -> 
         "from_s": recording.zero_s,
         "hours": _hours(recording),
         "energy": {"measured": power.measured, "source": power.source or None},
-        "replay_off_ratio": _off(tallies),
-        "policies": [msgspec.structs.asdict(one) for one in tallies],
-        "in_words": _sentence(tallies),
+        "replay_off_ratio": _off(found),
+        "policies": [msgspec.structs.asdict(one) for one in found.tallies.values()],
+        "in_words": _sentence(recording, found),
     }
 
 
@@ -181,7 +229,7 @@ def _hours(recording: Recording) -> float:
     return recording.happened[-1].at_s / 3600.0
 
 
-def _lines(record: Record, recording: Recording, tallies: Sequence[Tally]) -> Iterator[str]:
+def _lines(record: Record, recording: Recording, found: _Found) -> Iterator[str]:
     power = recording.world.power
     few = "" if record.seen == len(recording.happened) else f", {len(recording.happened)} of them recorded"
     yield f"{record.seen} requests{few} in {_span(_hours(recording))}"
@@ -192,7 +240,7 @@ def _lines(record: Record, recording: Recording, tallies: Sequence[Tally]) -> It
     yield ""
     joules = "JOULES" if power.source else ""
     yield f"{'':<26} {'MEAN MS':>9} {'P95 MS':>9} {'MISSED':>7} {joules:>9} {'BYTES':>9} {'MONEY':>9} {'LOCAL':>6}"
-    for one in tallies:
+    for one in found.tallies.values():
         energy = f"{one.joules:.4g}" if power.source else ""
         money = f"{one.money:.3g}" if one.money else "–"
         yield (
@@ -205,11 +253,11 @@ def _lines(record: Record, recording: Recording, tallies: Sequence[Tally]) -> It
         yield f"energy above idle, {how}: {power.source.removeprefix('modelled: ')}"
     else:
         yield "energy is not known: --device NAME takes a device's data sheet"
-    if (off := _off(tallies)) is not None:
+    if (off := _off(found)) is not None:
         doubt = "" if abs(off) <= AGREES_RATIO else ": take the other rows with that much salt"
         more = "more" if off > 0 else "less"
         yield f"replaying the plans that were chosen gives {abs(off):.1%} {more} than was measured{doubt}"
-    if sentence := _sentence(tallies):
+    if sentence := _sentence(recording, found):
         yield sentence
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +13,7 @@ import numpy as np
 from agent.commands.chart import GRID, MUTED, Canvas, Panel, decades
 from agent.replay.recording import Recording
 from agent.replay.tally import quantile
-from agent.replay.world import Outcome
+from split.plan.observation import Floats
 
 WIDTH: Final = 1100
 HEIGHT: Final = 520
@@ -28,11 +28,12 @@ SHOWN: Final = {
 """Drawn in this order, those that were replayed."""
 
 
-def draw(recording: Recording, outcomes: Mapping[str, Sequence[Outcome]], path: Path) -> None:
-    """Draw the policies of `SHOWN` that are in `outcomes`; OSError when the file cannot be written."""
-    shown = {name: outcomes[name] for name in SHOWN if name in outcomes}
+def draw(recording: Recording, total_ms: Mapping[str, Floats], path: Path) -> None:
+    """Draw the policies of `SHOWN` that are in `total_ms` (a value for each request); OSError when the file cannot be
+    written."""
+    shown = {name: total_ms[name] for name in SHOWN if name in total_ms}
     at_s = np.array([one.at_s for one in recording.happened])
-    lines = {name: _medians(at_s, recording, found) for name, found in shown.items()}
+    lines = {name: _medians(at_s, recording, ms) for name, ms in shown.items()}
     values = [ms for line in lines.values() for _, ms in line]
     low, high = decades(max(min(values), 1e-3), max(values))
     until_s = max(float(at_s[-1]), 1e-3)
@@ -53,9 +54,8 @@ def draw(recording: Recording, outcomes: Mapping[str, Sequence[Outcome]], path: 
     canvas.save(path)
 
 
-def _medians(at_s: np.ndarray, recording: Recording, outcomes: Sequence[Outcome]) -> list[tuple[float, float]]:
+def _medians(at_s: Floats, recording: Recording, total_ms: Floats) -> list[tuple[float, float]]:
     """(Middle of the span, median ms) of each span that has requests."""
-    total_ms = np.array([one.total_ms for one in outcomes])
     weights = recording.weights
     width_s = max(float(at_s[-1]), 1e-3) / BINS
     places = np.minimum((at_s / width_s).astype(int), BINS - 1)

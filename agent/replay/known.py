@@ -27,6 +27,8 @@ class Known:
     card: ModelCard
     profile: ModelProfile
     contract: Contract
+    told: Mapping[Plan, Stages] | None = None
+    """The companion's own times as it tells them when it is ready; None: those of the world, without load."""
 
     @cached_property
     def table(self) -> PlanTable:

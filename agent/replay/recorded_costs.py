@@ -26,9 +26,28 @@ ENOUGH: Final = 3
 """Measurements that a factor is taken from; fewer are of the next wider kind."""
 
 
-def models_of(happened: Sequence[Happened], slowdown: float) -> Models:
-    """Plans of each model of the world: those that the contract allows, and all that ran."""
-    thought = _thought(happened)
+def thought_of(happened: Sequence[Happened]) -> Models:
+    """Plans of each model of the world (those that the contract allows, and all that ran), with what the device took
+    them to cost: as profiled and as the companion had told, in the model's last table."""
+    used: dict[str, set[Plan]] = defaultdict(lambda: {LOCAL})
+    encoded: dict[str, list[int]] = defaultdict(list)
+    for one in happened:
+        used[one.model].update((one.chosen, one.ran or LOCAL))
+        if one.request.encoded_bytes:
+            encoded[one.model].append(one.request.encoded_bytes)
+    found: dict[str, dict[Plan, Stages]] = {}
+    for one in {each.model: each for each in happened}.values():
+        sizes = encoded[one.model] or [0]
+        found[one.model] = {
+            plan: _stages(one.table, number, one.scale, round(sum(sizes) / len(sizes)))
+            for number, plan in enumerate(plans_of(one.table))
+            if one.table.plans[number].allowed > one.request.privacy or plan in used[one.model]
+        }
+    return found
+
+
+def models_of(happened: Sequence[Happened], thought: Models, slowdown: float) -> Models:
+    """What the plans of each model cost. `thought`: what `thought_of` says of the same requests."""
     measured: dict[tuple[str, Plan], list[dict[str, float]]] = defaultdict(list)
     for one in happened:
         if one.as_chosen:
@@ -104,31 +123,13 @@ def _with(thought: Stages, took: Mapping[str, float]) -> Stages:
     )
 
 
-def _thought(happened: Sequence[Happened]) -> dict[str, dict[Plan, Stages]]:
-    """As each model's last table has it."""
-    used: dict[str, set[Plan]] = defaultdict(lambda: {LOCAL})
-    encoded: dict[str, list[int]] = defaultdict(list)
-    for one in happened:
-        used[one.model].update((one.chosen, one.ran or LOCAL))
-        if one.request.encoded_bytes:
-            encoded[one.model].append(one.request.encoded_bytes)
-    found: dict[str, dict[Plan, Stages]] = {}
-    for one in {each.model: each for each in happened}.values():
-        sizes = encoded[one.model] or [0]
-        found[one.model] = {
-            plan: _stages(one.table, number, one.scale, round(sum(sizes) / len(sizes)))
-            for number, plan in enumerate(plans_of(one.table))
-            if one.table.plans[number].allowed > one.request.privacy or plan in used[one.model]
-        }
-    return found
-
-
 def _stages(table: Table, number: int, scale: float, encoded_bytes: int) -> Stages:
     costs = table.plans[number]
-    encoded = plans_of(table)[number].codec == "encoded"
+    plan = plans_of(table)[number]
+    encoded, head_ms = plan.codec == "encoded", costs.head_ms * scale
     return Stages(
         image_ms=0.0 if encoded else table.image_ms,
-        head_ms=costs.head_ms * scale,
+        head_ms=max(head_ms, LEAST_MS) if plan == LOCAL else head_ms,
         encode_ms=costs.encode_ms * scale,
         up_bytes=encoded_bytes if encoded else round(costs.up_bytes * scale),
         cloud_decode_ms=costs.cloud_decode_ms * scale,

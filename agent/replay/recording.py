@@ -6,13 +6,16 @@ link and load were. Queues come about again by replaying.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from agent.record import BadRecord, Record
 from agent.replay.happened import Happened, happened_in
-from agent.replay.recorded_costs import models_of
+from agent.replay.known import Known
+from agent.replay.recorded_costs import models_of, thought_of
+from agent.replay.recorded_known import known_of
 from agent.replay.recorded_trace import MBIT_MS, UNKNOWN_LINK, trace_of
 from agent.replay.world import Arrival, Fate, Outcome, Policy, World
 from split.plan.objective import Prices
@@ -28,12 +31,19 @@ class Recording:
     world: World
     happened: tuple[Happened, ...]
     """In the order of the world's arrivals."""
+    known: Mapping[str, Known]
+    """What the device knew of the world's models before the requests came."""
     zero_s: float
     """Wall clock at the world's 0."""
 
     @property
     def weights(self) -> Floats:
         return np.array([one.weight for one in self.happened])
+
+    @property
+    def decided_weights(self) -> Floats:
+        """Without the requests whose callers asked for a plan: 0 for those."""
+        return np.array([0.0 if one.request.forced else one.weight for one in self.happened])
 
 
 class AsItWas(Policy):
@@ -60,7 +70,8 @@ def replayable(record: Record, *, prices: Prices | None = None, power: Power | N
     zero_s = happened[0].at_s
     laid = [replace(one, at_s=one.at_s - zero_s) for one in happened]
     head = record.heads[-1]
-    models = models_of(laid, head.slowdown)
+    thought = thought_of(laid)
+    models = models_of(laid, thought, head.slowdown)
     return Recording(
         world=World(
             models=models,
@@ -83,6 +94,7 @@ def replayable(record: Record, *, prices: Prices | None = None, power: Power | N
             gives_up=True,
         ),
         happened=tuple(laid),
+        known=known_of(laid, thought),
         zero_s=zero_s,
     )
 

@@ -58,8 +58,10 @@ def quantile(values: Floats, weights: Floats, share: float) -> float:
     return float(values[order][int(np.searchsorted(reached, share * reached[-1]))])
 
 
-def in_words(ours: Tally, nothing: Tally) -> str:
-    """What Isthmus would have changed over running everything on the device, and what for."""
+def in_words(ours: Tally, nothing: Tally, *, measured: bool = False) -> str:
+    """What Isthmus would have changed over running everything on the device, and what for. `measured`: `ours` is what
+    it did."""
+    would = "" if measured else "would have "
     saved = 1.0 - ours.mean_ms / nothing.mean_ms
     spared = nothing.missed - ours.missed
     cost = _cost(ours)
@@ -68,7 +70,7 @@ def in_words(ours: Tally, nothing: Tally) -> str:
     if saved < SAME_RATIO and spared <= 0:
         more = f"{-saved:.0%} more waiting" if saved <= -SAME_RATIO else "the same waiting"
         late = f" and {-spared} more missed deadlines" if spared else ""
-        return f"Doing nothing would have been better: Isthmus would have cost {more}{late}, and {cost}."
+        return f"Doing nothing would have been better: Isthmus {would}cost {more}{late}, and {cost}."
     gains = []
     if saved >= SAME_RATIO:
         gains.append(f"saved {saved:.0%} of the waiting")
@@ -79,8 +81,8 @@ def in_words(ours: Tally, nothing: Tally) -> str:
         losses.append(f"{-saved:.0%} more waiting")
     if spared < 0:
         losses.append(f"{-spared} more missed deadlines")
-    gained = f"Isthmus would have {' and '.join(gains)} over doing nothing"
-    return f"{gained}; it would have cost {', '.join((*losses, cost))}."
+    gained = f"Isthmus {would}{' and '.join(gains)} over doing nothing"
+    return f"{gained}; it {would}cost {', '.join((*losses, cost))}."
 
 
 def _cost(ours: Tally) -> str:

@@ -30,8 +30,8 @@ JITTER: Final = 0.05
 APART: Final = 3.0
 """Requests are so many times the slowest plan apart: none waits for another."""
 
-OURS: Final = ("ours", "oracle")
-"""Of the simulator's policies: both ran for real here."""
+OURS: Final = ("ours", "ours, without hedges", "oracle")
+"""Of the simulator's policies: they ran for real here, and requests that are apart are not hedged."""
 
 
 class Costs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -47,7 +48,12 @@ PLANS = {
     ),
     PICTURE: Stages(up_bytes=30_000, cloud_decode_ms=2.0, tail_ms=8.0, down_bytes=4_000, decode_ms=0.1, finish_ms=64.0),
 }
-KNOWN = Known.of(PLANS)
+KNOWN = replace(Known.of(PLANS), told=PLANS)
+WRONG = {
+    plan: replace(one, head_ms=1.3 * one.head_ms, finish_ms=1.3 * one.finish_ms, tail_ms=1.3 * one.tail_ms)
+    for plan, one in PLANS.items()
+}
+"""What the same plans take where the profile, and what the companion told, are 30 % too low."""
 POWER = Power(compute_w=2.0, send_w=1.5, receive_w=1.0, wait_w=0.5, measured=False, source="a test")
 STAGE_NAMES = {"finish": "local_tail"}
 
@@ -65,7 +71,7 @@ class Watched(Ours):
         return plan
 
     def known(self, model: str, now_s: float) -> PlannerKnown | None:
-        return self._planner.known(model, now_s)
+        return self.planner.known(model, now_s)
 
 
 def entry(outcome: Outcome, decision: Decision) -> Entry:
@@ -120,6 +126,9 @@ WORLDS: dict[str, Callable[[], World]] = {
     ),
     "outage": lambda: World(
         gives_up=True, models={"m": PLANS}, trace=traces.outage(), arrivals=arrivals(400, 0.2), jitter=0.1
+    ),
+    "wrong profile": lambda: World(
+        gives_up=True, models={"m": WRONG}, trace=GOOD, arrivals=arrivals(400, 0.2), jitter=0.1
     ),
     "mobile": lambda: World(
         gives_up=True, models={"m": PLANS}, trace=traces.lte_walk(), arrivals=arrivals(600, 0.2), jitter=0.1

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import stat
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from PIL import Image
 
 from agent.cli import run
+from agent.http_client import DaemonClient
+from agent.record import pack, unpack
 from agent.replay.tally import Tally, in_words
 from tests.agent.recorded_world import recorded
 
@@ -32,7 +38,8 @@ def test_the_table_has_a_row_for_what_was_done_for_doing_nothing_and_for_the_bes
     assert means["oracle"] < means["as it was"] < means["do nothing"]
     assert rows["do nothing"][-1] == "100%"
     assert "energy above idle, modelled: a test" in lines
-    assert lines[-1].startswith("Isthmus would have saved ")
+    saved = 1.0 - means["as it was"] / means["do nothing"]
+    assert lines[-1].startswith(f"Isthmus saved {saved:.0%} of the waiting")
     assert lines[-1].endswith(" in money.")
 
 
@@ -49,7 +56,56 @@ def test_the_same_as_json_with_chosen_policies_prices_and_device(
     assert nothing["joules"] > ours["joules"] > 0
     assert "rk3588" in found["energy"]["source"]
     assert found["replay_off_ratio"] is None
-    assert found["in_words"].startswith("Isthmus would have saved")
+    assert found["in_words"].startswith("Isthmus saved")
+
+
+def test_the_sentence_is_of_what_isthmus_did_where_it_decided_and_of_a_replay_where_callers_did(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = unpack(recorded("steady")[2], name="it")
+
+    def said(forced: Callable[[int], bool]) -> str:
+        batches = []
+        for _, batch in record.batches:
+            rows = [msgspec.structs.replace(row, table=0, forced=forced(n)) for n, row in enumerate(batch.rows)]
+            batches.append(msgspec.structs.replace(batch, rows=tuple(rows)))
+        path = tmp_path / "some.zst"
+        path.write_bytes(pack([record.heads[0], msgspec.structs.replace(record.tables[0], table=0), *batches]))
+        assert run(["audit", str(path), "--policy", "local", "--policy", "ours"]) == 0
+        return capsys.readouterr().out.splitlines()[-1]
+
+    assert said(lambda n: False).startswith("Isthmus saved ")
+    assert said(lambda n: True).startswith("Isthmus would have saved ")
+    some = said(lambda n: n % 2 == 0)
+    assert some.startswith("Isthmus saved ")
+    assert some.endswith("recorded requests whose callers asked for a plan.")
+
+
+def test_hedging_is_told_apart_from_choosing(record: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["audit", str(record), "--policy", "ours, without hedges", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["policy"] for one in found["policies"]] == ["as it was", "isthmus, without hedges"]
+
+
+def test_what_is_fetched_is_saved_whole_for_its_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, path = recorded("steady")[2], tmp_path / "hour.zst"
+    path.write_bytes(b"an older one")
+    path.chmod(0o644)
+    monkeypatch.setattr(DaemonClient, "fetch", lambda client, what: data)
+    assert run(["audit", "--url", "http://127.0.0.1:1", "--save", str(path), "--policy", "local"]) == 0
+    assert path.read_bytes() == data
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [one.name for one in tmp_path.iterdir()] == ["hour.zst"]
+
+
+def test_a_terminal_is_told_how_far_it_is(
+    record: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(["audit", str(record), "--policy", "local"]) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert run(["audit", str(record), "--policy", "local"]) == 0
+    assert "replaying 400 requests, 1 of 1: do nothing" in capsys.readouterr().err
 
 
 def test_the_picture_shows_latency_over_time(record: Path, tmp_path: Path) -> None:
@@ -149,3 +205,12 @@ def test_the_sentence_says_what_was_gained_and_what_for_and_when_doing_nothing_w
     ours: Tally, nothing: Tally, said: str
 ) -> None:
     assert in_words(ours, nothing) == said
+
+
+def test_what_was_done_is_said_as_done() -> None:
+    assert in_words(of(69.0, 1, size=84_000_000), of(100.0, 3), measured=True) == (
+        "Isthmus saved 31% of the waiting and met 2 of 3 missed deadlines over doing nothing; it cost 84 MB."
+    )
+    assert in_words(of(110.0, 2, size=5), of(100.0, 1), measured=True) == (
+        "Doing nothing would have been better: Isthmus cost 10% more waiting and 1 more missed deadlines, and 5 bytes."
+    )

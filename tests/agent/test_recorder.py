@@ -88,6 +88,7 @@ KNOWN = Known(
     image_ms=5.0,
     cloud_image_ms=2.0,
     cloud_queue_ms=1.5,
+    behaviour=Contract().behaviour,
 )
 
 

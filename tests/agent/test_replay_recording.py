@@ -3,19 +3,21 @@ done to what it would have taken."""
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
-from agent.record import BadRecord, Record, unpack
-from agent.replay.known import Known
+from agent.record import BadRecord, Behaviour, Record, unpack
 from agent.replay.policies.fixed import Local
 from agent.replay.policies.ours import Ours
 from agent.replay.recording import AsItWas, Recording, outcomes_as_they_were, replayable
-from agent.replay.simulate import simulate
+from agent.replay.simulate import Simulation, simulate
 from agent.replay.world import Arrival, Moment, Outcome, Stages, World
 from split.plan.objective import Prices
 from split.plan.plan import LOCAL
-from tests.agent.recorded_world import POWER, WORLDS, recorded
+from split.plan.table import Column
+from split.profiles.contract import Weights
+from tests.agent.recorded_world import PICTURE, POWER, RAW, SPLIT, WORLDS, recorded
 
 
 def replayed(name: str) -> Recording:
@@ -47,8 +49,45 @@ def test_what_nobody_did_comes_to_what_it_would_have_taken(name: str) -> None:
 @pytest.mark.parametrize("name", ["steady", "outage"])
 def test_deciding_again_comes_to_what_was_decided(name: str) -> None:
     recording = replayed(name)
-    policy = Ours({model: Known.of(plans) for model, plans in recording.world.models.items()})
-    assert total_ms(simulate(recording.world, policy)) == pytest.approx(total_ms(recorded(name)[1]), rel=0.1)
+    assert total_ms(simulate(recording.world, Ours(recording.known))) == pytest.approx(
+        total_ms(recorded(name)[1]), rel=0.1
+    )
+
+
+def test_what_deciding_again_knows_is_what_the_device_believed_and_not_what_turned_out() -> None:
+    """Profile and companion said 30 % less than everything took: the world of the recording has what it took, the
+    planner what was said."""
+    recording = replayed("wrong profile")
+    known, took = recording.known["m"], recording.world.models["m"]
+    assert took[LOCAL].head_ms == pytest.approx(78.0, rel=0.05)
+    assert known.profile.whole_ms == 60.0
+    assert known.profile.image_ms == 4.0
+    (cut,) = known.profile.cuts
+    assert (cut.cut, cut.head_ms, cut.tail_ms) == (SPLIT.cut, 15.0, 46.0)
+    assert known.told is not None
+    assert {plan: one.tail_ms for plan, one in known.told.items()} == {LOCAL: 0.0, SPLIT: 6.0, RAW: 8.0, PICTURE: 8.0}
+    policy = Ours(recording.known)
+    simulation = Simulation(recording.world, policy)
+    policy.begin(simulation)
+    told = policy.planner.known("m", 0.0)
+    assert told is not None
+    assert told.cloud_ms.tolist() == [0.0, 6.0, 8.0, 8.0]
+    # as the device had measured them, before the companion's speed made 8/60 of it
+    assert told.table.costs[Column.CLOUD_DECODE].tolist() == pytest.approx([0.0, 0.5, 0.2, 0.0], abs=1e-3)
+
+
+def test_deciding_again_weighs_as_the_contract_with_the_prices_and_the_power_of_the_record() -> None:
+    record = unpack(recorded("steady")[2], name="it")
+    asked = Behaviour(weights=(0.0, 0.0, 1.0, 1.0), service_class="gold", strategy="fail", rate_min_per_s=2.5)
+    tables = {number: msgspec.structs.replace(table, behaviour=asked) for number, table in record.tables.items()}
+    recording = replayable(msgspec.structs.replace(record, tables=tables))
+    behaviour = recording.known["m"].contract.behaviour
+    assert behaviour.weights == Weights(latency=0.0, energy=1.0, cost=1.0)
+    assert (behaviour.service_class, behaviour.fallback.strategy) == ("gold", "fail")
+    assert behaviour.throughput_min_per_s == 2.5
+    outcomes = simulate(recording.world, Ours(recording.known))
+    by_time = simulate(recording.world, Ours(replayed("steady").known))
+    assert sum(one.joules for one in outcomes) < sum(one.joules for one in by_time)
 
 
 def test_energy_and_money_are_those_of_the_record_unless_others_are_given() -> None:

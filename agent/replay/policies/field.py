@@ -17,6 +17,7 @@ from agent.replay.world import Policy, World
 
 FIELD: Final[Mapping[str, Callable[[World, Mapping[str, Known]], Policy]]] = {
     "ours": lambda world, known: Ours(known),
+    "ours, without hedges": lambda world, known: Ours(known, hedges=False),
     "oracle": lambda world, known: Oracle(),
     "local": lambda world, known: Local(),
     "offload raw": lambda world, known: Offload("raw"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from agent.planner import Planner
@@ -12,6 +13,7 @@ from agent.replay.known import Known
 from agent.replay.world import Arrival, Fate, Outcome, Policy, Stages, View
 from split.plan.hedging import HEDGING, Replies, expected_reply_ms, hedge_after_ms, turn_ms
 from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
+from split.plan.power import Power, PowerModel
 from split.plan.probing import PING_BYTES
 from split.plan.slack import MARGIN_MS
 from split.plan.slow_start import INITIAL_SEGMENTS, SendWindow
@@ -24,16 +26,31 @@ BUDGET_MAX_MS: Final = 30_000.0
 _PROBE: Final = -1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Same(PowerModel):
+    """The world's power, which does not change with rates and threads."""
+
+    power: Power
+
+    def at(self, up_mbit_s: float, down_mbit_s: float, *, threads: int = 0) -> Power:
+        return self.power
+
+    @staticmethod
+    def of(power: Power) -> _Same:
+        return _Same(compute_w=power.compute_w, radio=None, measured=power.measured, source=power.source, power=power)
+
+
 class Ours(Policy):
-    """`known`: for every model of the world, what the device knows of it.
+    """`known`: for every model of the world, what the device knows of it. Prices and power are the world's.
 
     The companion says at each connection what its own times are (as golden runs take), without the load it has later.
+    Without `hedges` a finish here begins when it must and not before, as it does for every other policy: what is left
+    of the difference is the choice of plans.
     """
 
-    name = "ours"
-
-    def __init__(self, known: Mapping[str, Known]) -> None:
-        self._known = known
+    def __init__(self, known: Mapping[str, Known], *, hedges: bool = True) -> None:
+        self.name = "ours" if hedges else "ours, without hedges"
+        self._known, self._hedges = known, hedges
         self._planner = Planner()
         self._replies = Replies()
         self._decided: dict[int, Decision] = {}
@@ -42,18 +59,26 @@ class Ours(Policy):
         self._turns_ms: dict[int, float] = {}
         """By the same: how much longer one behind it waits."""
         self._number = 0
+        self._is_silent = False
+        """Nothing is heard on a connection that is not lost."""
         self._sent_at_s = -math.inf
         """When the last payload was on its way."""
         self._windows: dict[int, SendWindow | None] = {}
         """By the same requests: what TCP's window was when they were sent; `_PROBE`: of the last probe."""
 
+    @property
+    def planner(self) -> Planner:
+        """Of the run that was begun last."""
+        return self._planner
+
     def begin(self, view: View) -> None:
         super().begin(view)
-        self._planner = Planner(slowdown=view.world.slowdown)
+        power = _Same.of(view.world.power)
+        self._planner = Planner(slowdown=view.world.slowdown, prices=view.world.prices, power=lambda: power)
         self._replies, self._number = Replies(), 0
         for known in (self._decided, self._expected, self._turns_ms, self._windows):
             known.clear()
-        self._sent_at_s = -math.inf
+        self._sent_at_s, self._is_silent = -math.inf, False
         for name in view.world.models:
             model = self._known[name]
             self._planner.add_model(name, model.card, model.profile, model.contract)
@@ -76,6 +101,8 @@ class Ours(Policy):
         self._expected[number] = expected_ms, sigma_ms
         self._windows[number] = self._window(now_s)
         self._sent_at_s = now_s + stages_ms["up"] / 1000.0
+        if not self._hedges:
+            return math.inf
         return hedge_after_ms(
             self._replies,
             HEDGING[behaviour.service_class],
@@ -91,6 +118,7 @@ class Ours(Policy):
             del self._turns_ms[outcome.number]
             replied = self._replies.came if outcome.fate is Fate.PLANNED else self._replies.overtaken
             replied(outcome.waited_ms, *expected)
+        window = self._windows.pop(outcome.number, None)
         decision = self._decided.pop(outcome.number)
         self._planner.done(str(outcome.number))
         stages_ms, now_s = outcome.stages_ms, outcome.done_at_s
@@ -104,7 +132,7 @@ class Ours(Policy):
             predicted_ms = decision.chosen.predicted_ms
             self._planner.observe_total(outcome.arrival.model, outcome.plan, outcome.total_ms, predicted_ms)
         if outcome.fate is Fate.PLANNED and outcome.plan != LOCAL:
-            self._answered(outcome, now_s)
+            self._answered(outcome, window, now_s)
         elif outcome.fate in (Fate.LATE, Fate.HEDGED, Fate.GIVEN_UP) and outcome.waited_ms > 0.0:
             expected_ms = decision.chosen.stages_ms
             there_ms = expected_ms["cloud_queue"] + expected_ms["cloud_decode"] + expected_ms["tail"]
@@ -116,17 +144,21 @@ class Ours(Policy):
             )
 
     def silent(self, now_s: float) -> None:
+        self._is_silent = True
         self._planner.companion_silent("the companion does not answer in time")
 
     def lost(self, now_s: float) -> None:
+        self._is_silent = False
         self._planner.companion_lost("the companion is lost: nothing was heard")
 
     def back(self, now_s: float) -> None:
-        if self._planner.snapshot(now_s)["remote_reason"] == "the companion does not answer in time":
+        if self._is_silent:
+            self._is_silent = False
             self._planner.companion_back(now_s)
             return
         self._planner.connected(max_message_bytes=MESSAGE_BYTES_MAX, ahead_bytes=self._view.ahead_bytes)
-        for name, plans in self._view.world.models.items():
+        for name, world_plans in self._view.world.models.items():
+            plans = self._known[name].told or world_plans
             offloads = [(plan, stages) for plan, stages in plans.items() if plan.placement is Placement.OFFLOAD]
             whole_ms = max((stages.tail_ms for _, stages in offloads), default=0.0)
             image_ms = max(
@@ -185,16 +217,17 @@ class Ours(Policy):
             return
         image_share = 0.0
         if outcome.plan.codec == "encoded":
-            here = self._stages(outcome, LOCAL)
-            image_share = here.image_ms / (here.image_ms + here.head_ms)
+            known = self._known[outcome.arrival.model]
+            image_ms, whole_ms = known.profile.image_ms, known.table.at(outcome.arrival.sizes).whole_ms
+            image_share = image_ms / (image_ms + whole_ms)
             self._learn(outcome, LOCAL, "image", image_share * finish_ms)
         self._learn(outcome, LOCAL, "whole", (1.0 - image_share) * finish_ms)
 
-    def _answered(self, outcome: Outcome, now_s: float) -> None:
+    def _answered(self, outcome: Outcome, window: SendWindow | None, now_s: float) -> None:
         model, plan, stages_ms = outcome.arrival.model, outcome.plan, outcome.stages_ms
         up_bytes = outcome.ahead_bytes + self._payload_bytes(outcome)
         down_bytes = self._stages(outcome, plan).down_bytes
-        self._planner.observe_window(self._windows.pop(outcome.number, None))
+        self._planner.observe_window(window)
         self._planner.observe_transfer(up_bytes, down_bytes, outcome.network_ms, now_s)
         self._planner.observe_reply(
             self._known[model].profile.digest,
