@@ -11,7 +11,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -41,12 +41,15 @@ class RecordFiles:
         except OSError:
             return 0
 
-    def append(self, hour: int, frames: Iterable[bytes]) -> str:
-        """Add to this hour's file. Why nothing was added, as a clause; "" when all was."""
-        with self._lock:
-            return self._append(self._path(hour), b"".join(frames))
+    def append(self, hour: int, frames: Iterable[bytes], opening: Sequence[bytes] = ()) -> str:
+        """Add to this hour's file. Why nothing was added, as a clause; "" when all was.
 
-    def _append(self, path: Path, data: bytes) -> str:
+        `opening`: the frames that the others refer to, written already or among them; they come first where what was
+        written is gone."""
+        with self._lock:
+            return self._append(self._path(hour), list(frames), opening)
+
+    def _append(self, path: Path, frames: Sequence[bytes], opening: Sequence[bytes]) -> str:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -56,6 +59,10 @@ class RecordFiles:
                     sound = _sound_bytes(file)
                     self._sound = {path: sound}
                     self._forget_old()
+                elif os.fstat(file).st_size < sound:  # somebody has removed or cut it
+                    sound = _sound_bytes(file)
+                    frames = [*opening, *(frame for frame in frames if frame not in opening)]
+                data = b"".join(frames)
                 if sound + len(data) > HOUR_BYTES:
                     return f"an hour has {HOUR_BYTES} bytes, and {path.name} has {sound} of them already"
                 os.ftruncate(file, sound)

@@ -15,7 +15,7 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -314,8 +314,10 @@ class Recorder:
         ]
 
     def last_hour(self) -> bytes:
-        """The record of the last hour, up to now."""
-        self.close_batch(always=True)
+        """The record of the last hour, up to now; asking for it again and again uses no more of the hour's bytes than
+        have come."""
+        if self._rows and self._left_bytes() > 0.0:
+            self.close_batch()
         return b"".join(self._frames())
 
     # -- disk ---------------------------------------------------------------------------------------------------------
@@ -331,14 +333,18 @@ class Recorder:
         """What is closed, to disk, if it is to be there."""
         if self._files is not None and self._waiting:
             waiting, self._waiting = self._waiting, []
-            self._wrote(*await asyncio.to_thread(_write_down, self._files, waiting))
+            self._wrote(*await asyncio.to_thread(_write_down, self._files, waiting, self._openings()))
 
     def close(self) -> None:
         """The daemon ends."""
         self.close_batch(always=True)
         if self._files is not None:
             waiting, self._waiting = self._waiting, []
-            self._wrote(*_write_down(self._files, waiting))
+            self._wrote(*_write_down(self._files, waiting, self._openings()))
+
+    def _openings(self) -> dict[int, tuple[bytes, ...]]:
+        """Hour → its head and tables."""
+        return {chapter.hour: (chapter.head, *chapter.tables) for chapter in self._chapters}
 
     def snapshot(self) -> dict[str, Any]:
         """For `isthmus status`."""
@@ -370,13 +376,15 @@ class Recorder:
         self._waiting = kept + self._waiting
 
 
-def _write_down(files: RecordFiles, waiting: list[_Waiting]) -> tuple[list[_Waiting], str]:
+def _write_down(
+    files: RecordFiles, waiting: list[_Waiting], openings: Mapping[int, Sequence[bytes]]
+) -> tuple[list[_Waiting], str]:
     """Each hour's frames to its file; what is left and why. Blocking."""
     left: list[_Waiting] = []
     error = ""
     for hour in dict.fromkeys(one.hour for one in waiting):
         frames = [one for one in waiting if one.hour == hour]
-        if why := files.append(hour, [one.frame for one in frames]):
+        if why := files.append(hour, [one.frame for one in frames], openings.get(hour, ())):
             left += frames
             error = why
     return left, error

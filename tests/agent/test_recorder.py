@@ -17,6 +17,7 @@ import msgspec
 import pytest
 import zstandard
 
+import agent.record_files
 import agent.recorder
 from agent.journal import Entry
 from agent.planner import Known
@@ -303,6 +304,50 @@ def test_a_record_that_a_crash_tore_is_read_up_to_there_and_continued(tmp_path: 
     assert len(record.heads) == 2
     assert [row.at_s for row in rows(record)] == [1.0, 1.0]
     assert record.torn_bytes == 0
+
+
+@pytest.mark.parametrize("left_bytes", [None, 0, 100])
+def test_a_file_that_was_removed_or_cut_is_begun_again_with_all_that_its_requests_refer_to(
+    tmp_path: Path, left_bytes: int | None
+) -> None:
+    clock, folder = Clock(), tmp_path / "record"
+    writer = recorder(clock, RecordFiles(folder, days=1), {"m": KNOWN, "n": KNOWN})
+    for model in ("m", "n"):
+        writer.note(entry(501.0, model=model))
+        writer.close_batch()
+        asyncio.run(writer.write_down())
+    path = file_of(folder)
+    if left_bytes is None:
+        path.unlink()
+    else:
+        os.truncate(path, left_bytes)
+    writer.note(entry(502.0, model="n"))
+    writer.close_batch()
+    asyncio.run(writer.write_down())
+    writer.note(entry(503.0, model="m"))
+    writer.close()
+    record = read(path)
+    assert [(record.tables[row.table].model, row.at_s) for row in rows(record)] == [("n", 2.0), ("m", 3.0)]
+    assert record.torn_bytes == 0
+
+
+def test_asking_for_the_last_hour_again_and_again_does_not_use_up_the_hours_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frame for each of 1700 requests would take more than an hour of 200 kB has."""
+    monkeypatch.setattr(agent.recorder, "HOUR_BYTES", 200_000)
+    monkeypatch.setattr(agent.recorder, "START_BYTES", 20_000)
+    monkeypatch.setattr(agent.record_files, "HOUR_BYTES", 200_000)
+    clock, folder = Clock(), tmp_path / "record"
+    writer = recorder(clock, RecordFiles(folder, days=1))
+    for _ in range(1700):
+        writer.note(entry(clock.now_s))
+        writer.last_hour()
+        clock.now_s += 2.0
+    writer.close()
+    assert writer.write_error == ""
+    record = read(file_of(folder))
+    assert (record.seen, record.lost) == (1700, 0)
 
 
 def test_o_lc_05_a_full_disk_costs_nothing_but_what_it_does_not_take_and_that_is_counted(
