@@ -21,7 +21,21 @@ import agent.record_files
 import agent.recorder
 from agent.journal import Entry
 from agent.planner import Known
-from agent.record import FORMAT, STAGES, BadRecord, Head, Record, Request, Requests, pack, unpack
+from agent.record import (
+    FORMAT,
+    STAGES,
+    BadRecord,
+    Behaviour,
+    DevicePower,
+    Head,
+    PlanCosts,
+    Record,
+    Request,
+    Requests,
+    Table,
+    pack,
+    unpack,
+)
 from agent.record_files import HOUR_BYTES, RecordFiles
 from agent.recorder import EVERY_S, RING_BYTES, Recorder
 from split.graph.card import CutCard, ModelCard
@@ -430,6 +444,19 @@ LOOSE = Requests(
 )
 
 
+BEHAVIOUR = Behaviour(weights=(1.0, 0.0, 0.0, 0.0), service_class="silver", strategy="local", rate_min_per_s=0.0)
+WEIGHTLESS = msgspec.structs.replace(BEHAVIOUR, weights=(0.0, 0.0, 0.0, 0.0))
+ONE = Table(
+    table=0,
+    model="m",
+    sizes=(),
+    image_ms=0.0,
+    plans=(PlanCosts("local", *[1.0] * 8, 3, None),),
+    power=DevicePower(compute_w=0.0, send_w=0.0, receive_w=0.0, wait_w=0.0, measured=False, source=""),
+    behaviour=BEHAVIOUR,
+)
+
+
 @pytest.mark.parametrize(
     ("data", "phrase"),
     [
@@ -444,6 +471,16 @@ LOOSE = Requests(
         (pack([HEAD, LOOSE]), "refers to table 3"),
         (pack([msgspec.structs.replace(HEAD, price_per_gb=-1.0)]), "price_per_gb"),
         (pack([HEAD, msgspec.structs.replace(LOOSE, lost=-1)]), "lost"),
+        (pack([msgspec.structs.replace(HEAD, slowdown=0.0)]), "slowdown"),
+        (pack([HEAD, msgspec.structs.replace(ONE, plans=())]), "first plan of a table is 'none', expected local"),
+        (
+            pack([HEAD, msgspec.structs.replace(ONE, plans=(PlanCosts("split a raw", *[1.0] * 8, 3, None),))]),
+            "first plan of a table is 'split a raw', expected local",
+        ),
+        (
+            pack([HEAD, msgspec.structs.replace(ONE, behaviour=WEIGHTLESS)]),
+            "a table of 'm' has no weight above 0",
+        ),
     ],
 )
 def test_a_file_that_is_no_record_is_refused_by_name(data: bytes, phrase: str) -> None:
