@@ -20,6 +20,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from split.errors import EngineFailed, ModelUnavailable, Overloaded
 from split.plan.slack import first_to_run
+from split.runtime.engine import Stop
 
 T = TypeVar("T")
 
@@ -43,7 +44,7 @@ class Timed(NamedTuple, Generic[T]):
 
 class Job(asyncio.Future[Timed[T]]):
     """Work that has entered the worker, to be awaited. Cancelled before its turn it is never run and kept no longer;
-    once running it runs to its end."""
+    once running it is stopped where it may be, and else runs to its end."""
 
     def __init__(
         self,
@@ -52,6 +53,7 @@ class Job(asyncio.Future[Timed[T]]):
         deadline_at_s: float,
         expected_ms: float,
         rank: int,
+        stop: Stop | None,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         super().__init__(loop=loop)
@@ -60,6 +62,7 @@ class Job(asyncio.Future[Timed[T]]):
         self.deadline_at_s = deadline_at_s
         self.expected_ms = expected_ms
         self.rank = rank
+        self.stop = stop
         self.entered_at_s = time.monotonic()
 
     def cancel(self, msg: Any | None = None) -> bool:
@@ -94,20 +97,33 @@ class Compute:
         self._started_at_s = 0.0
         self._busy_s = 0.0
         self._closing = threading.Event()
+        self._stopping = False
+        """The job under way ends in a moment: it was stopped."""
+        self._no_hold = threading.Event()
+        """Emulation adds nothing to the job under way any more."""
         self._thread = threading.Thread(target=self._serve, name="isthmus-compute", daemon=True)
         self._thread.start()
 
-    def run(self, work: Callable[[], T], *, deadline_at_s: float, expected_ms: float, rank: int = LAST_RANK) -> Job[T]:
+    def run(
+        self,
+        work: Callable[[], T],
+        *,
+        deadline_at_s: float,
+        expected_ms: float,
+        rank: int = LAST_RANK,
+        stop: Stop | None = None,
+    ) -> Job[T]:
         """Have `work` run on the worker thread; among those waiting, the earliest deadline goes first.
 
         `deadline_at_s`: monotonic seconds, only for the order: a late job is still run; `math.inf` for what may run
         when nothing else waits. `expected_ms`: what it will take, hold included, for `queue_ms`. `rank`: the smaller,
-        the sooner, where nobody is late by it. The job raises what `work` raises, ModelUnavailable when the daemon
+        the sooner, where nobody is late by it. `stop`: asked when the job is cancelled while it runs; what emulation
+        adds ends then, too. The job raises what `work` raises, ModelUnavailable when the daemon
         closes before its turn, Overloaded when one of a better rank took its place in a full queue. Raises Overloaded
         when too many wait, none of them of a worse rank, ModelUnavailable while closing.
         """
         self.on_load(expected_ms, deadline_at_s)
-        job = Job(self, work, deadline_at_s, expected_ms, rank, asyncio.get_running_loop())
+        job = Job(self, work, deadline_at_s, expected_ms, rank, stop, asyncio.get_running_loop())
         too_many = f"{self._max_waiting} jobs wait for the compute worker, no more fit; try again later"
         passed_over = None
         with self._lock:
@@ -135,7 +151,7 @@ class Compute:
         """Expected ms until a job that comes now would start: those waiting and the rest of the running one."""
         with self._lock:
             running, waiting_ms = self._running, self._waiting_ms
-            if running is None:
+            if running is None or self._stopping:
                 return waiting_ms
             left_ms = running.expected_ms - (time.monotonic() - self._started_at_s) * 1e3
             # One that is late is expected to need as much again, up to its whole time: the device has become slower.
@@ -168,6 +184,7 @@ class Compute:
         """Refuse what waits, let the job under way end (at most `CLOSE_TIMEOUT_S`), end the thread. Blocking."""
         with self._lock:
             self._closing.set()
+            self._no_hold.set()
             refused = [job for _, _, job in self._waiting]
             self._waiting.clear()
             self._waiting_ms = 0.0
@@ -195,9 +212,13 @@ class Compute:
             job.set_result(outcome)
 
     def withdraw(self, job: Job[Any]) -> None:
-        """Nobody waits for it any more: if it still waits for its turn, it is forgotten."""
+        """Nobody waits for it any more: if it still waits for its turn, it is forgotten; if it runs, it is stopped."""
         with self._lock:
             self._forget(job)
+            if job is self._running and job.stop is not None:
+                job.stop.ask()
+                self._stopping = True
+                self._no_hold.set()
 
     def _forget(self, job: Job[Any]) -> None:
         """Under the lock."""
@@ -226,6 +247,8 @@ class Compute:
                 if not self._waiting:  # its job was withdrawn
                     continue
                 self._running = job = self._take()
+                self._stopping = False
+                self._no_hold.clear()
                 self._started_at_s = time.monotonic()
             outcome = self._perform(job)
             with self._lock:
@@ -242,7 +265,7 @@ class Compute:
             return error
         finally:
             if self._hold_ratio > 0.0:
-                self._closing.wait((time.monotonic() - started_at_s) * self._hold_ratio)
+                self._no_hold.wait((time.monotonic() - started_at_s) * self._hold_ratio)
         return Timed(value, (started_at_s - job.entered_at_s) * 1e3, (time.monotonic() - started_at_s) * 1e3)
 
     def _deliver(self, job: Job[Any], outcome: Timed[Any] | BaseException) -> None:

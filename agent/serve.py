@@ -31,7 +31,7 @@ from split.errors import DeadlineExceeded, EngineFailed, IsthmusError, ModelUnav
 from split.ids import OFFLOAD_CUT, CutId
 from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate
 from split.plan.slack import reserved_ms
-from split.runtime.engine import Segment
+from split.runtime.engine import Segment, Stop
 from split.tensor import Tensors
 from split.wire.messages import Infer, Priority
 
@@ -188,11 +188,13 @@ class Serve:
         # Held so that nobody closes it meanwhile.
         head = None if plan.cut is None else await self._opened_head(request, plan.cut, stages_ms)
         try:
+            stop = Stop()
             timed = await self._compute.run(
-                lambda: prepare(request, plan, prepared),
+                lambda: prepare(request, plan, prepared, stop),
                 deadline_at_s=request.deadline_at_s,
                 expected_ms=expected_ms,
                 rank=_rank(request),
+                stop=stop,
             )
         finally:
             self._scale(stages_ms, "image", "head", "encode")
@@ -311,12 +313,13 @@ class Serve:
 
     def _begin(self, request: InferenceRequest, prepared: Prepared) -> Job[Finished]:
         """Hand to the worker what is missing: the whole model, or the tail from the boundary that is there."""
-        work = whole if prepared.cut is None else finish
+        work, stop = whole if prepared.cut is None else finish, Stop()
         return self._compute.run(
-            lambda: work(request, prepared),
+            lambda: work(request, prepared, stop),
             deadline_at_s=request.deadline_at_s,
             expected_ms=self._finish_ms(request, prepared),
             rank=_rank(request),
+            stop=stop,
         )
 
     async def _locally(

@@ -13,7 +13,7 @@ from split.codec.image import prepare_image
 from split.codec.payload import encode
 from split.ids import CutId
 from split.plan.plan import Placement, Plan
-from split.runtime.engine import Segment
+from split.runtime.engine import Segment, Stop
 from split.tensor import Tensors
 from split.transport.channel import Buffer
 
@@ -82,7 +82,7 @@ def _pictures_to_tensors(request: InferenceRequest, prepared: Prepared) -> None:
     prepared.inputs, prepared.encoded, prepared.pictures = prepared.inputs | ready, (), prepared.encoded
 
 
-def prepare(request: InferenceRequest, plan: Plan, prepared: Prepared) -> None:
+def prepare(request: InferenceRequest, plan: Plan, prepared: Prepared, stop: Stop | None = None) -> None:
     """All that the device does before a remote plan's bytes leave: picture, head, encoding.
 
     `prepared` holds after each step what that step made, so that a later step that fails costs only itself.
@@ -94,7 +94,7 @@ def prepare(request: InferenceRequest, plan: Plan, prepared: Prepared) -> None:
         card = request.model.card.cut(plan.cut)
         head = request.model.head(plan.cut)
         with _clocked(prepared.stages_ms, "head"):
-            made = head.run({name: prepared.inputs[name] for name in card.head_inputs})
+            made = head.run({name: prepared.inputs[name] for name in card.head_inputs}, stop=stop)
         prepared.outputs = {name: made[name] for name in card.head_outputs}
         prepared.boundary = {spec.name: made[spec.name] for spec in card.boundary}
         prepared.boundary |= {name: prepared.inputs[name] for name in card.tail_inputs}
@@ -105,22 +105,22 @@ def prepare(request: InferenceRequest, plan: Plan, prepared: Prepared) -> None:
         prepared.payload = encode(travels, plan.codec)
 
 
-def whole(request: InferenceRequest, prepared: Prepared) -> Finished:
+def whole(request: InferenceRequest, prepared: Prepared, stop: Stop | None = None) -> Finished:
     """The whole model on the device."""
     here = Prepared(inputs=prepared.inputs, encoded=prepared.encoded)
     _pictures_to_tensors(request, here)
     segment = _opened(request.model.whole, request.model.activation_ms(None), here.stages_ms)
     with _clocked(here.stages_ms, "whole"):
-        outputs = segment.run(here.inputs, request.outputs)
+        outputs = segment.run(here.inputs, request.outputs, stop=stop)
     return outputs, here.stages_ms
 
 
-def finish(request: InferenceRequest, prepared: Prepared) -> Finished:
+def finish(request: InferenceRequest, prepared: Prepared, stop: Stop | None = None) -> Finished:
     """The tail on the device, from the boundary that the head has made."""
     assert prepared.cut is not None
     stages_ms: dict[str, float] = {}
     model, cut = request.model, prepared.cut
     segment = _opened(lambda: model.tail(cut), model.activation_ms(cut), stages_ms)
     with _clocked(stages_ms, "local_tail"):
-        made = segment.run({name: prepared.boundary[name] for name in segment.inputs})
+        made = segment.run({name: prepared.boundary[name] for name in segment.inputs}, stop=stop)
     return made | prepared.outputs, stages_ms

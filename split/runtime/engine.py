@@ -4,11 +4,33 @@ from a worker thread, never on the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from split.tensor import Array, Tensors
+
+
+class Stop:
+    """Ends one run whose result nobody waits for any more. Asked from any thread, before the run or while it lasts."""
+
+    __slots__ = ("_end", "asked")
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._end: Callable[[], object] | None = None
+
+    def ask(self) -> None:
+        """The run ends soon, with EngineFailed; one that is over is not touched."""
+        self.asked = True
+        if self._end is not None:
+            self._end()
+
+    def begins(self, end: Callable[[], object]) -> None:
+        """For an engine: a run begins that `end` ends, from another thread; at once where that was asked already."""
+        self._end = end
+        if self.asked:
+            end()
 
 
 class Segment(Protocol):
@@ -20,8 +42,11 @@ class Segment(Protocol):
     @property
     def outputs(self) -> tuple[str, ...]: ...
 
-    def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> Tensors:
-        """Run once. InvalidRequest for feeds the model does not take, EngineFailed for anything else."""
+    def run(
+        self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None, *, stop: Stop | None = None
+    ) -> Tensors:
+        """Run once. InvalidRequest for feeds the model does not take, EngineFailed for anything else and when it was
+        stopped."""
 
     def close(self) -> None:
         """Give the memory back; a closed segment refuses to run."""

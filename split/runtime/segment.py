@@ -23,6 +23,7 @@ import numpy as np
 from split.errors import ConfigError, EngineFailed, InvalidModel, InvalidRequest, IsthmusError
 from split.runtime.allowance import usable_threads as usable_threads
 from split.runtime.empties import deadly_operator
+from split.runtime.engine import Stop
 from split.runtime.node_times import node_times
 from split.tensor import NUMPY_DTYPES, Array, Dim, Tensors, TensorSpec
 
@@ -259,12 +260,15 @@ class OrtSegment:
     def outputs(self) -> tuple[str, ...]:
         return tuple(self._outputs)
 
-    def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> Tensors:
+    def run(
+        self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None, *, stop: Stop | None = None
+    ) -> Tensors:
         """Run once; `outputs` names what is wanted (None: everything), in that order.
 
         Feeds must be exactly the inputs, of their dtype and shape (symbolic dims take any size); any memory layout
         and byte order will do. BYTES: arrays of `bytes` or `str`, UTF-8 (ONNX strings are text); BYTES outputs are
         object arrays of `bytes`. InvalidRequest for feeds the model does not take, EngineFailed for anything else.
+        What is stopped ends with the node that runs.
         """
         session = self._session
         if session is None:
@@ -273,7 +277,11 @@ class OrtSegment:
         if not wanted:
             return {}
         try:
-            results = session.run(wanted, feeds if self._fits(feeds) else self._prepared(feeds))
+            options = None
+            if stop is not None:
+                options = runtime().RunOptions()
+                stop.begins(functools.partial(setattr, options, "terminate", True))
+            results = session.run(wanted, feeds if self._fits(feeds) else self._prepared(feeds), options)
         except IsthmusError:
             raise
         except Exception as error:  # pybind's exceptions share no base class but this

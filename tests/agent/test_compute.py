@@ -15,6 +15,7 @@ import pytest
 from agent import compute as compute_module
 from agent.compute import Compute
 from split.errors import EngineFailed, InvalidRequest, ModelUnavailable, Overloaded
+from split.runtime.engine import Stop
 
 
 class Gate:
@@ -124,6 +125,49 @@ async def test_what_the_work_raises_reaches_the_one_who_waits_and_the_worker_liv
 async def test_a_stop_iteration_does_not_strand_its_waiter(compute: Compute) -> None:
     with pytest.raises(RuntimeError, match="StopIteration"):
         await later(compute, lambda: next(iter(())))
+
+
+async def test_a_job_that_is_cancelled_while_it_runs_is_stopped_and_the_next_is_not(compute: Compute) -> None:
+    stops = [Stop(), Stop()]
+    begun, ended = threading.Event(), threading.Event()
+
+    def work(stop: Stop) -> str:
+        stop.begins(ended.set)
+        begun.set()
+        return str(ended.wait(30))
+
+    running = compute.run(lambda: work(stops[0]), deadline_at_s=1.0, expected_ms=60_000.0, stop=stops[0])
+    assert await asyncio.to_thread(begun.wait, 30)
+    waiting = compute.run(lambda: "next", deadline_at_s=1.0, expected_ms=1000.0, stop=stops[1])
+    assert compute.queue_ms > 1000.0
+    assert not ended.is_set()
+    running.cancel()
+    assert compute.queue_ms <= 1000.0  # of the one that is stopped nothing is expected any more
+    assert (await waiting).value == "next"
+    assert ended.is_set()
+    assert [stop.asked for stop in stops] == [True, False]
+    waiting.cancel()
+    assert not stops[1].asked  # it is over
+
+
+async def test_what_emulation_adds_ends_with_a_job_that_is_stopped() -> None:
+    compute = Compute(slowdown=1e9)
+    try:
+        begun = threading.Event()
+
+        def work() -> None:
+            for _ in range(100_000):
+                pass
+            begun.set()
+
+        running = compute.run(work, deadline_at_s=1.0, expected_ms=0.0, stop=Stop())
+        assert await asyncio.to_thread(begun.wait, 30)
+        running.cancel()
+        while compute.running_ms:  # noqa: ASYNC110 - ends at once, or after a day
+            await asyncio.sleep(0)
+        assert compute.alive
+    finally:
+        compute.close()
 
 
 async def test_a_full_queue_refuses_with_a_typed_error() -> None:
@@ -254,7 +298,7 @@ async def test_the_hold_lasts_as_long_as_the_device_would_and_counts_as_run_time
         clock.now_s += seconds
         return False
 
-    monkeypatch.setattr(compute._closing, "wait", hold)
+    monkeypatch.setattr(compute._no_hold, "wait", hold)
     try:
         timed = await compute.run(lambda: clock.advance(0.010), deadline_at_s=1.0, expected_ms=40.0)
         assert held_s == pytest.approx([0.030])
@@ -267,7 +311,7 @@ async def test_the_hold_lasts_as_long_as_the_device_would_and_counts_as_run_time
 
 async def test_without_emulation_nothing_is_held(compute: Compute, monkeypatch: pytest.MonkeyPatch) -> None:
     held_s: list[float] = []
-    monkeypatch.setattr(compute._closing, "wait", held_s.append)
+    monkeypatch.setattr(compute._no_hold, "wait", held_s.append)
     assert await later(compute, lambda: "done") == "done"
     assert held_s == []
     assert compute.slowdown == 1.0

@@ -49,7 +49,7 @@ from split.oip.options import RequestOptions
 from split.plan.plan import LOCAL, Placement, Plan
 from split.profiles.contract import Behaviour, Contract, Data, Fallback, Fidelity, Retry, Weights
 from split.profiles.measured import CodecCosts, CutCosts, ModelProfile
-from split.runtime.engine import Segment
+from split.runtime.engine import Segment, Stop
 from split.runtime.segment import OrtEngine
 from split.runtime.store import SegmentStore
 from split.transport.memory import MemoryChannel, memory_pair
@@ -117,8 +117,15 @@ class SlowCompute:
         return rest_ms + sum(job[3] for job in self._waiting if not job[5].cancelled())
 
     def run(
-        self, work: Callable[[], Any], *, deadline_at_s: float, expected_ms: float, rank: int = 99
+        self,
+        work: Callable[[], Any],
+        *,
+        deadline_at_s: float,
+        expected_ms: float,
+        rank: int = 99,
+        stop: Stop | None = None,
     ) -> asyncio.Future[Timed[Any]]:
+        """`stop`: not asked, what runs here runs to its end."""
         self.ranks.append(rank)
         self.on_load(expected_ms, deadline_at_s)
         loop = asyncio.get_running_loop()

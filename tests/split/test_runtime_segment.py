@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import onnx.parser
 import pytest
 
 from split.errors import ConfigError, EngineFailed, InvalidModel, InvalidRequest
+from split.runtime.engine import Stop
 from split.runtime.segment import OrtEngine, OrtSegment, usable_providers
 
 TWICE = "<ir_version: 8, opset_import: ['' : 17]> g (float[N, 3] x) => (float[N, 3] y) { y = Add(x, x) }"
@@ -265,6 +267,7 @@ PINNED = """
 import sys
 from pathlib import Path
 import numpy as np
+from split.runtime.engine import Stop
 from split.runtime.segment import OrtEngine, usable_threads
 engine = OrtEngine()
 segments = [engine.open(Path(sys.argv[1]), threads=threads) for threads in (usable_threads(), 2)]
@@ -300,3 +303,42 @@ def test_the_runtime_leaves_nothing_in_the_home_directory(tmp_path: Path) -> Non
     )
     assert done.returncode == 0, done.stderr
     assert list(home.rglob("*")) == []
+
+
+DOUBLES = """<ir_version: 8, opset_import: ['' : 17]> g (int64 n, float x) => (float y) {
+  going = Constant <value = bool {1}> ()
+  y = Loop <body = b (int64 i, bool on, float v) => (bool still, float w) {
+    still = Identity(on) w = Add(v, v)
+  }> (n, going, x)
+}"""
+"""y = 2ⁿ · x, in n steps."""
+
+
+@pytest.mark.parametrize("asked", ["before", "while it runs"])
+def test_a_run_that_is_stopped_ends_and_the_segment_runs_again(tmp_path: Path, asked: str) -> None:
+    class AskedSoon(Stop):
+        def begins(self, end: Callable[[], object]) -> None:
+            super().begins(end)
+            threading.Thread(target=self.ask).start()
+
+    segment = opened(tmp_path, DOUBLES)
+    stop = Stop() if asked == "before" else AskedSoon()
+    if asked == "before":
+        stop.ask()
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            segment.run({"n": np.array(2**50), "x": np.array(3.0, np.float32)}, stop=stop)
+        except EngineFailed as error:
+            errors.append(error)
+
+    running = threading.Thread(target=run, daemon=True)  # years, unless stopped
+    running.start()
+    running.join(30)
+    assert not running.is_alive()
+    assert "terminate" in str(errors[0])
+    doubled = segment.run({"n": np.array(2), "x": np.array(3.0, np.float32)}, stop=Stop())
+    assert doubled["y"] == 12.0
+    stop.ask()  # it is over
+    assert segment.run({"n": np.array(1), "x": np.array(3.0, np.float32)})["y"] == 6.0

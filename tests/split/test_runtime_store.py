@@ -9,7 +9,7 @@ import pytest
 
 from split.errors import InvalidModel, ModelUnavailable
 from split.profiles.measured import Tuning
-from split.runtime.engine import Segment
+from split.runtime.engine import Segment, Stop
 from split.runtime.optimised import Optimised
 from split.runtime.store import SegmentStore
 from split.tensor import Array, Tensors
@@ -21,7 +21,9 @@ class Opened:
     def __init__(self) -> None:
         self.closed = False
 
-    def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> Tensors:
+    def run(
+        self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None, *, stop: Stop | None = None
+    ) -> Tensors:
         return {}
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ from split.plan.table import PlanTable
 from split.profiles.contract import Contract, Data, InputContract, contract_beside
 from split.profiles.image_spec import ImageSpec
 from split.profiles.measured import GOLDEN_RUNS, GoldenRuns, ModelProfile, Tuning, read_golden_runs, read_profile
-from split.runtime.engine import Segment
+from split.runtime.engine import Segment, Stop
 from split.runtime.segment import OrtEngine, OrtSegment
 from split.tensor import Array, Tensors, TensorSpec
 from split.workbench.child import run_child_sync
@@ -220,7 +220,9 @@ class Slow:
         self._segment = segment
         self.inputs, self.outputs = segment.inputs, segment.outputs
 
-    def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> Tensors:
+    def run(
+        self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None, *, stop: Stop | None = None
+    ) -> Tensors:
         for _ in range(100):
             self._segment.run(feeds, outputs)
         return self._segment.run(feeds, outputs)
