@@ -14,7 +14,7 @@ from split.errors import InvalidRequest
 from split.plan.observation import Flags, Floats, Observation
 from split.plan.plan import Placement, RequestFacts
 from split.plan.predict import payload_bytes
-from split.plan.score import crossing_units, energy_units, station_units
+from split.plan.score import crossing_units, energies_j, station_units
 from split.plan.table import LOCAL_ROW, Column, PlanTable
 from split.profiles.contract import PRIVACY_ORDER
 
@@ -87,8 +87,7 @@ def _crossing_bytes(table: PlanTable, facts: RequestFacts) -> Floats:
 
 def _energy_j(table: PlanTable, observation: Observation, facts: RequestFacts, units: Floats) -> Floats:
     """What each plan draws once everything is open."""
-    found: Floats = energy_units(observation, units, station_units(observation, facts, units)) @ table.costs
-    return found
+    return energies_j(table, observation, facts, units, station_units(observation, facts, units))
 
 
 # -- forced plans -------------------------------------------------------------------------------------------------

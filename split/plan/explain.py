@@ -68,7 +68,7 @@ def estimate(
         compute_ms=opening_ms + image_ms + head_ms + encode_ms + reply_ms,
         send_ms=up_ms,
         receive_ms=down_ms,
-        wait_ms=queue_ms + 2 * half_rtt_ms + ahead_ms + cloud_queue_ms + companion_ms,
+        wait_ms=queue_ms + 2 * half_rtt_ms + ahead_ms + window_ms + cloud_queue_ms + companion_ms,
     )
     predicted_ms, risk_ms = float(prediction.mean_ms[row]), float(prediction.risk_ms[row])
     if row in prediction.parts:
@@ -170,7 +170,7 @@ def why_not_split(compared: Compared, row: int) -> str:
     table, observation, facts = compared.table, compared.observation, compared.facts
     if table.plans[row].placement is Placement.SPLIT:
         return ""
-    splits = np.array([plan.placement is Placement.SPLIT for plan in table.plans])
+    splits = table.splits
     if not splits.any():
         return f"there is no split: {table.no_cuts_reason or 'no cut could be measured'}"
     if observation.remote is None:

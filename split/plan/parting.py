@@ -17,8 +17,9 @@ from typing import Final
 import numpy as np
 
 from split.plan.observation import Floats, Observation
-from split.plan.plan import Placement, RequestFacts
+from split.plan.plan import RequestFacts
 from split.plan.predict import Prediction
+from split.plan.score import STATIONS
 from split.plan.slack import MARGIN_MS
 from split.plan.table import Column, PlanTable
 
@@ -30,12 +31,8 @@ GAIN_RATIO: Final = 0.05
 GAIN_MS: Final = 1.0
 """What a part more must gain, at least; less, and two predictions cannot be told apart."""
 
-_DEVICE: Final = (Column.HEAD, Column.ENCODE, Column.REPLY)
-_UP: Final = (Column.UP,)
-_COMPANION: Final = (Column.CLOUD_DECODE, Column.TAIL)
-_DOWN: Final = (Column.DOWN,)
-_STAGES: Final = np.array([[column in stage for column in Column] for stage in (_DEVICE, _UP, _COMPANION, _DOWN)])
-"""[stage, Column]: what passes one part at a time."""
+_STAGES: Final = STATIONS * [column is not Column.IMAGE for column in Column]
+"""[stage, Column]: what passes one part at a time; the picture is prepared once, before them."""
 
 
 def in_parts(table: PlanTable, observation: Observation, facts: RequestFacts, prediction: Prediction) -> Prediction:
@@ -50,14 +47,13 @@ def in_parts(table: PlanTable, observation: Observation, facts: RequestFacts, pr
     units: Floats = _STAGES * prediction.units
     wait_ms = prediction.mean_ms - (units @ table.at(facts.sizes).costs).sum(axis=0)
     best_ms, best = prediction.mean_ms.copy(), np.ones(len(table), dtype=np.int64)
-    splits = np.array([plan.placement is Placement.SPLIT for plan in table.plans])
     for parts, part_rows in part_sizes(rows):
         at_part = table.at((*facts.sizes[:dim], part_rows, *facts.sizes[dim + 1 :]))
         of_part = units @ at_part.costs
         mean_ms = wait_ms + of_part.sum(axis=0) + (parts - 1) * of_part.max(axis=0) + parts * PART_MS
         way_out_ms = prediction.way_out_ms + (parts - 1) * MARGIN_MS  # each part is finished here by itself
         lost = table.finishes_here & (way_out_ms > facts.budget_ms) & (prediction.way_out_ms <= facts.budget_ms)
-        better = splits & ~lost & (best_ms - mean_ms >= np.maximum(GAIN_RATIO * best_ms, GAIN_MS))
+        better = table.splits & ~lost & (best_ms - mean_ms >= np.maximum(GAIN_RATIO * best_ms, GAIN_MS))
         best_ms[better], best[better] = mean_ms[better], parts
     more = (best - 1) * MARGIN_MS if table.finishes_here else 0.0
     return replace(

@@ -18,7 +18,8 @@ import numpy as np
 from split.plan.objective import Objective
 from split.plan.observation import Flags, Floats, Observation
 from split.plan.plan import RequestFacts
-from split.plan.predict import Prediction
+from split.plan.predict import Prediction, sent_bytes
+from split.plan.slow_start import slow_start_ms
 from split.plan.table import LOCAL_ROW, Column, PlanTable
 from split.plan.values import value
 
@@ -30,7 +31,7 @@ SPREADS_FROM: Final = 0.1
 
 _DEVICE: Final = (Column.IMAGE, Column.HEAD, Column.ENCODE, Column.REPLY)
 _COMPANION: Final = (Column.CLOUD_DECODE, Column.TAIL)
-_STATIONS: Final = np.array(
+STATIONS: Final = np.array(
     [[float(column in one) for column in Column] for one in (_DEVICE, (Column.UP,), _COMPANION, (Column.DOWN,))]
 )
 """[station, Column]: device, link up, companion, link down; what each does one request at a time. `Column.ENCODED` is
@@ -73,7 +74,7 @@ def score(
     energy_ref = money_ref = waiting = 0.0
     latency_ms = prediction.mean_ms
     if objective.energy > 0.0 or observation.battery_low:
-        energy_j = energy_units(observation, prediction.units, stations) @ table.costs
+        energy_j = energies_j(table, observation, facts, prediction.units, stations)
         if (opening := observation.opening) is not None:
             energy_j += observation.power.compute_w / 1000.0 * opening.run_ms
         energy_ref = _reference(energy_j, LOCAL_ROW)
@@ -85,8 +86,10 @@ def score(
         demand_ms = prices @ stations @ table.costs
         # What waits already is counted by the demand on it.
         latency_ms = latency_ms - observation.edge_queue_ms
-        if (remote := observation.remote) is not None and remote.ahead_bytes:
-            latency_ms -= remote.ahead_bytes * remote.link.up_ms_per_byte * table.costs[Column.REMOTE]
+        if (remote := observation.remote) is not None:
+            ahead_ms = remote.ahead_bytes * remote.link.up_ms_per_byte
+            ours_ms = min(remote.queue_ms, backlog.companion_ms)  # the rest of its queue is other devices'
+            latency_ms -= (ahead_ms + ours_ms) * table.costs[Column.REMOTE]
         waiting = waits_ms / _positive(float(latency_ms[mask].min()))
     now = objective.at(
         energy_known=energy_ref > 0.0, priced=money_ref > 0.0, battery_low=observation.battery_low, waiting=waiting
@@ -112,20 +115,25 @@ def sustains(table: PlanTable, observation: Observation, facts: RequestFacts, pr
 
 def station_units(observation: Observation, facts: RequestFacts, units: Floats) -> Floats:
     """[station, Column]: ms of device, link up, companion and link down per unit of each column."""
-    stations: Floats = _STATIONS * units
+    stations: Floats = STATIONS * units
     if (remote := observation.remote) is not None:
         stations[1, Column.ENCODED] = remote.link.up_ms_per_byte * facts.encoded_bytes
         stations[2, Column.ENCODED] = remote.image_ms
     return stations
 
 
-def energy_units(observation: Observation, units: Floats, stations: Floats) -> Floats:
-    """[Column]: joules per unit. Device work computes, bytes are sent and received, all the rest only waits."""
+def energies_j(
+    table: PlanTable, observation: Observation, facts: RequestFacts, units: Floats, stations: Floats
+) -> Floats:
+    """[plan]: `Power.joules` of each, once everything is open. Device work computes, bytes are sent and received, all
+    the rest only waits, for TCP's window too. `units`: of the `Prediction`; `stations`: of `station_units`."""
     power = observation.power
     wait_w = power.wait_w
     above_waiting = np.array((power.compute_w - wait_w, power.send_w - wait_w, 0.0, power.receive_w - wait_w))
-    found: Floats = (above_waiting @ stations + wait_w * units) / 1000.0
-    return found
+    found: Floats = (above_waiting @ stations + wait_w * units) @ table.costs
+    if observation.remote is not None and (waits := observation.remote.link.slow_start) is not None:
+        found += wait_w * slow_start_ms(sent_bytes(table, facts), waits)
+    return found / 1000.0
 
 
 def money_units(observation: Observation, facts: RequestFacts, stations: Floats) -> Floats:

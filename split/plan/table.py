@@ -29,7 +29,7 @@ LOCAL_ROW: Final = 0
 
 
 class Column(IntEnum):
-    """Rows of `PlanTable.costs`: what each plan costs per unit of state (see `decide.py` for the units)."""
+    """Rows of `PlanTable.costs`: what each plan costs per unit of state (see `predict.py` for the units)."""
 
     ALL = 0
     """1 everywhere: the edge queue."""
@@ -120,6 +120,7 @@ class PlanTable:
     """What other sizes than the profiled ones do to the costs."""
     batch_dim: int | None
     """Number of the open dim over which a request may be served in parts; None where rows depend on each other."""
+    splits: Flags
     offloads: Flags
     finishes_here: bool
     """Whether the contract wants an answer of the device where the companion fails."""
@@ -259,6 +260,7 @@ class PlanTable:
             labels=tuple(str(row.plan) for row in rows),
             sends_tensors=np.array([row.plan.codec != "encoded" for row in rows]),
             batch_dim=batch_dim(card.inputs, card.outputs) if profile.rows_apart else None,
+            splits=np.array([row.plan.placement is Placement.SPLIT for row in rows]),
             offloads=np.array([row.plan.placement is Placement.OFFLOAD for row in rows]),
             finishes_here=behaviour.fallback.strategy != "fail",
             reply_ms_per_byte=reply_ms_per_byte,

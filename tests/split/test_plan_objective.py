@@ -25,9 +25,11 @@ from split.plan.objective import (
     Prices,
     ServiceClass,
 )
-from split.plan.observation import Floats
+from split.plan.observation import Floats, SlowStart
 from split.plan.plan import LOCAL, PlanEstimate, RequestFacts
 from split.plan.power import NO_POWER
+from split.plan.predict import predict
+from split.plan.score import energies_j, score, station_units
 from split.profiles.contract import Weights
 
 FACTS = RequestFacts(budget_ms=1e6)
@@ -168,6 +170,43 @@ def test_what_all_plans_cost_at_once_is_what_each_costs_alone() -> None:
         assert away.money == here.money == 0.0
         for estimate in (decision.chosen, *decision.runners_up):
             assert estimate == by_plan[estimate.plan]
+
+
+def test_waiting_for_tcps_window_costs_what_waiting_costs() -> None:
+    """A window of 20,000 bytes on 10 ms and 1 ms per 1,000 bytes would be sent in 20 ms; one of 4,000 leaves 6 of them
+    unused, the next 2: whoever sends more than 4,000, or than 12,000, waits 6 or 8 ms longer."""
+    assert STATE.remote is not None
+    waits = SlowStart(after_bytes=np.array([4_000.0, 12_000.0]), extra_ms=np.array([0.0, 6.0, 8.0]))
+    link = dataclasses.replace(STATE.remote.link, slow_start=waits)
+    state = dataclasses.replace(STATE, remote=dataclasses.replace(STATE.remote, link=link))
+    for facts in (FACTS, dataclasses.replace(FACTS, encoded_bytes=6_000)):
+        units = predict(TABLE, state, facts).units
+        all_at_once = energies_j(TABLE, state, facts, units, station_units(state, facts, units))
+        open_window, waiting = (estimate_all(TABLE, one, facts) for one in (STATE, state))
+        for row, plan in enumerate(TABLE.plans):
+            size = waiting[row].bytes
+            extra_ms = 8.0 if size > 12_000 else 6.0 if size > 4_000 else 0.0
+            assert waiting[row].energy_j - open_window[row].energy_j == pytest.approx(1 * extra_ms / 1000), plan
+            assert all_at_once[row] == pytest.approx(waiting[row].energy_j), plan
+
+
+def test_what_of_our_own_waits_at_the_companion_counts_once() -> None:
+    """Its queue as replies tell it holds our own requests, which the backlog knows; what others have there comes on
+    top."""
+    view, waiting = STATE.remote, Backlog(device_ms=5.0, link_ms=0.0, companion_ms=50.0)
+    assert view is not None
+
+    def values(queue_ms: float) -> Floats:
+        state = dataclasses.replace(STATE, remote=dataclasses.replace(view, queue_ms=queue_ms), backlog=waiting)
+        mask = np.ones(len(TABLE), dtype=np.bool_)
+        scored = score(TABLE, state, FACTS, predict(TABLE, state, FACTS), mask)
+        assert scored.objective.throughput > 0.0
+        return scored.value_ms
+
+    nothing, ours = values(0.0), values(40.0)
+    assert ours == pytest.approx(nothing)
+    more = values(60.0) - nothing
+    assert (more[TABLE.splits | TABLE.offloads] > more[TABLE.row_of[LOCAL]] + 1.0).all()
 
 
 # -- what is chosen -------------------------------------------------------------------------------------------------
