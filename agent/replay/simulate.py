@@ -514,6 +514,7 @@ class Simulation:
         self._heard_at_s = self._now_s
         if self._policy is not None and alone:
             self._policy.ponged((self._now_s - sent_at_s) * 1000.0, padding, self._now_s)
+            self._policy.loaded(self._course.at(self._now_s).cloud_ratio)
 
 
 def simulate(world: World, policy: Policy) -> list[Outcome]:

@@ -250,3 +250,8 @@ class Policy(ABC):
     def ponged(self, rtt_ms: float, padding_bytes: int, now_s: float) -> None:
         """A ping came back that was sent while no request waited for the companion."""
         return
+
+    def loaded(self, cloud_ratio: float) -> None:
+        """With that ping the companion said how much slower than alone it computes now. Papers take that as known; the
+        daemon's pings carry none of it, and our policy does not listen."""
+        return

@@ -108,6 +108,20 @@ def test_a_surgeon_that_stays_here_looks_at_the_link_once_a_second() -> None:
     assert simulation.probe_bytes / (PROBE_BYTES + PING_COST_BYTES) == pytest.approx(10.5 / (EVERY_S + 0.5), abs=1.0)
 
 
+@pytest.mark.parametrize("policy", [Neurosurgeon, Dads])
+def test_the_surgeons_stay_here_while_the_companion_is_loaded_and_go_back_after(
+    policy: type[Neurosurgeon | Dads],
+) -> None:
+    """RAW takes 3.2 + 10 ms; with the companion fifty times slower 503, where local takes 100."""
+    world = steady(1000.0)
+    calm = world.trace[0]
+    loaded = (calm, replace(calm, at_s=8.2, cloud_ratio=50.0), replace(calm, at_s=14.2))
+    plans = {one.arrival.at_s: one.plan for one in simulate(replace(world, trace=loaded), policy(KNOWN))}
+    assert plans[8.0] == RAW
+    assert {plans[at_s] for at_s in (10.0, 11.0, 12.0, 13.0, 14.0)} == {LOCAL}
+    assert plans[16.0] == plans[20.0] == RAW
+
+
 def test_the_two_way_rule_keeps_the_faster_arm_and_tries_the_other_every_twentieth_time() -> None:
     fast = simulate(steady(100.0, requests=62, encoded_bytes=25_000), TwoWay())
     # first each arm once, local first; then offload, with local as every 20th
@@ -159,6 +173,18 @@ def test_ans_leaves_the_device_by_force_where_staying_is_best_and_learns_the_way
     fast = simulate(steady(1000.0, requests=256), Ans(KNOWN))
     assert sum(one.plan != LOCAL for one in fast[128:]) > 120
     assert {one.plan for one in outcomes} <= {LOCAL, RAW, split(EARLY), split(MIDDLE)}  # no codec but raw
+
+
+def test_ans_learns_from_a_reply_that_was_overtaken_how_long_it_took_at_least() -> None:
+    """A hundredth of the rate from 60 s on: no reply is in time, every plan's finish here overtakes it."""
+    world = steady(1000.0, requests=400)
+    asked = tuple(replace(arrival, deadline_ms=300.0) for arrival in world.arrivals)
+    fast = world.trace[0]
+    slow = replace(fast, at_s=60.0, up_mbit_s=0.4, down_mbit_s=0.4)
+    outcomes = simulate(replace(world, arrivals=asked, trace=(fast, slow)), Ans(KNOWN))
+    assert {one.plan for one in outcomes[80:110]} == {RAW}
+    every = round(400**0.25)
+    assert sum(one.plan != LOCAL for one in outcomes[200:]) < 200 / every + 10
 
 
 def test_the_best_static_plan_is_the_best_of_all_afterwards() -> None:

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from agent.replay.known import Known
-from agent.replay.world import Arrival, Outcome, Policy, View
+from agent.replay.world import Arrival, Fate, Outcome, Policy, View
 from split.plan.observation import Floats
 from split.plan.plan import LOCAL, Placement, Plan
 
@@ -18,6 +18,7 @@ ALPHA: Final = 0.1
 """Weight of the confidence bound, in units of the whole model's time on the device: the best of 0.01, 0.1 and 1 on the
 trace with rate steps."""
 RIDGE: Final = 1.0
+OVERTAKEN: Final = (Fate.LATE, Fate.HEDGED, Fate.GIVEN_UP)
 MU: Final = 0.25
 """Every T^μ-th request is forced to leave the device; the paper's bound is least for μ = 1/4."""
 
@@ -28,7 +29,9 @@ class Ans(Policy):
     The device's part of each arm is known (profiled); the delay from there on is θ · x with seven features of the part
     behind the cut: operations and number of layers by kind (convolution, fully connected, activation), and the size of
     what travels. Local gives no feedback on θ, hence the forced requests, every T^μ-th with T the number of all
-    requests. Where the kinds of layers are not told apart, as in a model's card, all count as the first kind.
+    requests. Where the kinds of layers are not told apart, as in a model's card, all count as the first kind. The paper
+    has no deadlines: of a reply that was overtaken the delay was at least what was waited, which is learned where it is
+    more than was expected.
     """
 
     name = "ANS"
@@ -48,8 +51,12 @@ class Ans(Policy):
         return self._arms[arrival.model].choose(self._every)
 
     def observe(self, outcome: Outcome) -> None:
-        if "down" in outcome.stages_ms:
-            self._arms[outcome.arrival.model].learn(outcome)
+        arms, stages_ms = self._arms[outcome.arrival.model], outcome.stages_ms
+        if "down" in stages_ms:
+            here_ms = stages_ms["queue"] + stages_ms.get("image", 0.0) + stages_ms.get("head", 0.0)
+            arms.learn(outcome.plan, outcome.total_ms - here_ms)
+        elif outcome.fate in OVERTAKEN and outcome.waited_ms > 0.0:
+            arms.learn_least(outcome.plan, stages_ms.get("encode", 0.0) + outcome.waited_ms)
 
 
 class _Arms:
@@ -86,9 +93,13 @@ class _Arms:
             bound[0] = math.inf
         return self._plans[int(bound.argmin())]
 
-    def learn(self, outcome: Outcome) -> None:
-        row, stages_ms = self._row_of[outcome.plan], outcome.stages_ms
-        here_ms = stages_ms["queue"] + stages_ms.get("image", 0.0) + stages_ms.get("head", 0.0)
-        x = self._x[row]
+    def learn(self, plan: Plan, behind_ms: float) -> None:
+        """What lies behind this plan's cut took so long."""
+        x = self._x[self._row_of[plan]]
         self._a += np.outer(x, x)
-        self._b += x * (outcome.total_ms - here_ms) / self._unit_ms
+        self._b += x * behind_ms / self._unit_ms
+
+    def learn_least(self, plan: Plan, behind_ms: float) -> None:
+        """It took so long at least."""
+        if behind_ms > self._unit_ms * float(self._x[self._row_of[plan]] @ np.linalg.solve(self._a, self._b)):
+            self.learn(plan, behind_ms)

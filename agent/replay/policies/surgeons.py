@@ -24,8 +24,9 @@ class _Predicted:
 
 class _Surgeon(Monitoring):
     """Least of: device + bytes / rate + load · server. Device and server are known from profiles (the server's as a
-    multiple of the device's, by their times for the whole model), rate and load as observed last. No round trip, no
-    reply, no queue, no codec and no encoded input: none of the papers has them."""
+    multiple of the device's, by their times for the whole model), rate and load as observed last: by the last answer,
+    or told with a ping since. No round trip, no reply, no queue, no codec and no encoded input: none of the papers has
+    them."""
 
     def __init__(self, known: Mapping[str, Known]) -> None:
         super().__init__()
@@ -40,7 +41,7 @@ class _Surgeon(Monitoring):
         for name, plans in view.world.models.items():
             known = self._known[name]
             whole_ms = known.profile.whole_ms
-            offload = plans.get(Plan(placement=Placement.OFFLOAD, codec="raw"))
+            offload = (known.told or plans).get(Plan(placement=Placement.OFFLOAD, codec="raw"))
             server_ms = offload.tail_ms if offload is not None else whole_ms
             predicted = {}
             for plan, share in self._shares(known).items():
@@ -71,6 +72,10 @@ class _Surgeon(Monitoring):
         known = self._plans[outcome.arrival.model].get(outcome.plan)
         if "down" in outcome.stages_ms and known is not None and known.there_ms > 0.0:
             self._load[outcome.arrival.model] = outcome.stages_ms["tail"] / known.there_ms
+
+
+    def loaded(self, cloud_ratio: float) -> None:
+        self._load = dict.fromkeys(self._plans, cloud_ratio)
 
 
 class Neurosurgeon(_Surgeon):
