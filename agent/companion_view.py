@@ -112,9 +112,9 @@ class CompanionView:
 
     # -- for a decision -----------------------------------------------------------------------------------------------
 
-    def why_not(self, model: KnownModel) -> str:
-        """Why this model runs here only at this moment, the most lasting reason first; "" when it may be shared."""
-        metered = self.metered()
+    def why_not(self, model: KnownModel, metered: Metered | None) -> str:
+        """Why this model runs here only at this moment, the most lasting reason first; "" when it may be shared.
+        `metered`: as it is now, which takes a while to ask."""
         if why := model.forbidden or (metered.used_up if metered is not None else "") or self.remote_reason:
             return why
         return "" if model.ready else model.not_ready_why or "the companion is not ready for this model yet"
@@ -128,10 +128,9 @@ class CompanionView:
             f"it would move {crossing_bytes:.0f} bytes, of this month's metered bytes {metered.left_bytes:.0f} are left"
         )
 
-    def remote(self, model: KnownModel, now_s: float) -> RemoteView:
-        """What a remote plan of this model meets if it is sent now."""
+    def remote(self, model: KnownModel, metered: Metered | None, now_s: float) -> RemoteView:
+        """What a remote plan of this model meets if it is sent now; `metered` as for `why_not`."""
         queue_ms, queue_sigma_ms = self._queue.at(now_s)
-        metered = self.metered()
         return RemoteView(
             link=self._link.estimate(now_s),
             beta=model.cloud.ratio,

@@ -100,8 +100,9 @@ class Planner:
         """Choose the plan of one request. UnknownModel without `add_model`; InvalidRequest for a forced plan that may
         never run."""
         model = self._model(name)
-        observation = self._observation(model, edge_queue_ms, now_s)
-        decision = decide(model.table, observation, facts, self._explorer(model, observation))
+        metered = self._companion.metered()
+        observation = self._observation(model, metered, edge_queue_ms, now_s)
+        decision = decide(model.table, observation, facts, self._explorer(model, metered, observation))
         if facts.mode is None and facts.cut is None and facts.codec is None and not decision.tried:
             model.decided(decision)
         self._companion.decided(now_s)
@@ -143,7 +144,7 @@ class Planner:
 
     def local_only_reason(self, name: str) -> str:
         """Why this model runs on the device only at this moment; "" when the companion may be used."""
-        return self._companion.why_not(self._model(name))
+        return self._companion.why_not(self._model(name), self._companion.metered())
 
     def metered_why_not(self, crossing_bytes: float) -> str:
         """Why so many bytes may not cross the link now; "" when they may."""
@@ -303,10 +304,11 @@ class Planner:
 
     def snapshot(self, now_s: float) -> dict[str, Any]:
         """For `isthmus status`: the link, why there is no companion, and each model's drifts."""
+        metered, models = self._companion.metered(), self._models.items()
         return {
             "link": self._companion.link_mapping(now_s),
             "remote_reason": self._companion.remote_reason,
-            "models": {name: model.snapshot(self._companion.why_not(model)) for name, model in self._models.items()},
+            "models": {name: model.snapshot(self._companion.why_not(model, metered)) for name, model in models},
         }
 
     def known(self, name: str, now_s: float) -> Known | None:
@@ -322,17 +324,18 @@ class Planner:
             raise UnknownModel(f"the planner does not know model {name!r}; it is not ready")
         return model
 
-    def _explorer(self, model: KnownModel, observation: Observation) -> Explorer | None:
+    def _explorer(self, model: KnownModel, metered: Metered | None, observation: Observation) -> Explorer | None:
         """None where nothing is tried now: class gold, nearly no metered bytes or battery left."""
-        metered = self._companion.metered()
         scarce = observation.battery_low or (metered is not None and not metered.may_probe)
         return None if scarce else model.explorer
 
-    def _observation(self, model: KnownModel, edge_queue_ms: float, now_s: float) -> Observation:
-        why_not = self._companion.why_not(model)
+    def _observation(
+        self, model: KnownModel, metered: Metered | None, edge_queue_ms: float, now_s: float
+    ) -> Observation:
+        why_not = self._companion.why_not(model, metered)
         model.edge.rest(now_s)
         model.cloud.rest(now_s)
-        remote, power = None if why_not else self._companion.remote(model, now_s), self._power_model()
+        remote, power = None if why_not else self._companion.remote(model, metered, now_s), self._power_model()
         return Observation(
             edge_queue_ms=edge_queue_ms,
             slowdown=self._slowdown,

@@ -181,10 +181,10 @@ class Compared:
     def _must_gain_ms(self, incumbent: int, challenger: int) -> float:
         """How much more the challenger must be worth than the incumbent (which may run and fits the deadline).
 
-        Asymmetric. Back to local: nothing, at once, since local needs nobody. To any other plan: 3 % and 0.2 ms (below
-        that, two predictions cannot be told apart and a change of segments costs caches), and a quarter of the
-        uncertainty that the change would add: after an outage or a long silence the link is uncertain, and remote is
-        used again when there is evidence for it, not hope. Milliseconds count by the weight of latency. An incumbent
+        Asymmetric. Back to local: nothing, at once, since local needs nobody. To any other plan the largest of 3 % and
+        0.2 ms (below that, two predictions cannot be told apart and a change of segments costs caches) and a quarter of
+        the uncertainty that the change would add: after an outage or a long silence the link is uncertain, and remote
+        is used again when there is evidence for it, not hope. Milliseconds count by the weight of latency. An incumbent
         that misses the deadline or may not run any more never gets here.
         """
         if challenger == LOCAL_ROW:

@@ -101,7 +101,8 @@ class Explorer:
         """The row to run instead of `row`, the best by prediction; None where that is the one to run.
 
         `value_ms`: what is compared, less is better, inf for what may not run; `may_try`: what would be in time even if
-        it is slower than expected, asked only where it is needed. Called once for each request that leaves the choice.
+        it is slower than expected, asked only where it is needed. Called for each
+        request that leaves the choice and may try something (`decide.py`, the planner).
         """
         self._asked += 1
         if self._remote[row]:

@@ -1,4 +1,4 @@
-"""What is known at one moment, as values: the state in which `decide.py` compares plans. Nothing here learns."""
+"""What is known at one moment, as values: the state in which `choose.py` compares plans. Nothing here learns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words of a decision: plan, request facts, decision. Only values: `decide.py` chooses, the planner knows."""
+"""The words of a decision: plan, request facts, decision. Only values: `choose.py` compares, the planner knows."""
 
 from __future__ import annotations
 

@@ -181,6 +181,7 @@ class Lab:
         rows: int | None = None,
         apart: bool = True,
         slowdown: float = 1.0,
+        battery_low: bool = False,
     ) -> None:
         path = folder / "model.onnx"
         onnx.save(onnx.parser.parse_model(TINY if rows is None else TINY.replace("float[3]", "float[N, 3]")), path)
@@ -225,7 +226,7 @@ class Lab:
         self.behave = behave
         self.shift = 0.0
         """What the companion's golden outputs are off by."""
-        self.planner = SteadyPlanner(slowdown=slowdown)
+        self.planner = SteadyPlanner(battery_low=lambda: battery_low, slowdown=slowdown)
         self.planner.add_model("tiny", card, profile, self.model.contract)
         self.compute = SlowCompute(slowdown)
         lateness = self.lateness = Lateness(queue_ms=lambda: self.compute.queue_ms)
@@ -517,8 +518,7 @@ def test_where_energy_counts_most_or_is_short_nothing_is_done_twice_to_be_faster
     contract = Contract(behaviour=Behaviour(weights=Weights(latency=1.0, energy=energy)))
 
     async def story() -> None:
-        async with Lab(tmp_path, behave=says_nothing, contract=contract) as lab:
-            lab.planner._battery_low = lambda: battery_low
+        async with Lab(tmp_path, behave=says_nothing, contract=contract, battery_low=battery_low) as lab:
             outcome = await lab.ask(deadline_ms=1000.0)
             assert outcome.total_ms == pytest.approx(1000.0 - 8.0 - 3.0 - 45.0, abs=0.5)
 
