@@ -16,6 +16,7 @@ from split.graph.card import ModelCard
 from split.ids import CutId
 from split.plan.estimate import Drift, Residual
 from split.plan.exploring import Explorer
+from split.plan.message_cost import MessageCost, MessageCosts
 from split.plan.observation import Flags, Floats, Opening
 from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
 from split.plan.scaling import Ratio
@@ -39,6 +40,9 @@ RECENT_CUTS: Final = 2
 OpeningMs = Mapping[CutId | Placement, tuple[float, float]]
 """Cut, local or offload → ms to open what runs first on the device, and what finishes there; what is not in it is
 open. Another object whenever something has changed."""
+
+_GROWS: Final = {"encode": Ratio.UP, "cloud_decode": Ratio.UP, "tail": Ratio.TAIL, "local_tail": Ratio.TAIL}
+"""How a stage grows with a request's sizes, if not as the head."""
 
 
 class Known(NamedTuple):
@@ -73,7 +77,7 @@ class KnownModel:
     measured: PlanTable
     """As profiled."""
     table: PlanTable
-    """As known now: residuals of the heads, the companion's own times for the tails."""
+    """As known now: residuals of the heads, the companion's own times for the tails, what coding takes."""
     groups: dict[CutId | Placement, Flags]
     """Rows that share a segment: all codecs of one cut, of offload."""
     cloud_ms: Floats
@@ -81,12 +85,10 @@ class KnownModel:
     opened: Flags
     edge: Drift = field(default_factory=Drift)
     image: Drift = field(default_factory=lambda: Drift(prior_sigma=0.5))
-    codec: Drift = field(default_factory=lambda: Drift(prior_sigma=0.3))
+    messages: MessageCosts = field(default_factory=MessageCosts)
     cloud: Drift = field(default_factory=lambda: Drift(prior_sigma=0.2))
     head_residuals: dict[CutId | Placement, Residual] = field(default_factory=dict)
     tail_residuals: dict[CutId | Placement, Residual] = field(default_factory=dict)
-    reply: Drift = field(default_factory=lambda: Drift(prior_sigma=0.5))
-    """Of decoding replies here."""
     cloud_image: Drift = field(default_factory=lambda: Drift(prior_sigma=0.5))
     """Of decoding pictures there."""
     ready: bool = False
@@ -169,9 +171,13 @@ class KnownModel:
         ratios = self.table.scaling.at(facts.sizes)
         if ratios is None or stage == "image" or plan not in self.table.row_of:
             return measured_ms
-        row = {"encode": Ratio.UP, "tail": Ratio.TAIL, "local_tail": Ratio.TAIL}.get(stage, Ratio.HEAD)
-        ratio = float(ratios[row, self.table.row_of[plan]])
-        return measured_ms / ratio if 1.0 / FAR <= ratio <= FAR else None
+        ratio = float(ratios[_GROWS.get(stage, Ratio.HEAD), self.table.row_of[plan]])
+        if not 1.0 / FAR <= ratio <= FAR:
+            return None
+        if (cost := self._message_cost(stage, plan)) is None:
+            return measured_ms / ratio
+        stretch = self.slowdown if stage == "encode" else 1.0
+        return cost.at_profiled(measured_ms / stretch, ratio) * stretch
 
     def image_ms(self) -> float:
         """As `Planner.image_ms`."""
@@ -180,8 +186,9 @@ class KnownModel:
     def prepare_ms(self, plan: Plan, facts: RequestFacts) -> float:
         """As `Planner.prepare_ms`."""
         row = self.table.row_of[plan]
-        head_ms, encode_ms = self.table.at(facts.sizes).costs[[Column.HEAD, Column.ENCODE], row].tolist()
-        return float(head_ms * self.edge.ratio + encode_ms * self.codec.ratio) * self.slowdown
+        columns = [Column.HEAD, Column.ENCODE, Column.ENCODE_CALL]
+        head_ms, encode_ms, call_ms = self.table.at(facts.sizes).costs[columns, row].tolist()
+        return float(head_ms * self.edge.ratio + encode_ms + call_ms) * self.slowdown
 
     def reply_bytes(self, plan: Plan, facts: RequestFacts) -> int:
         """As `Planner.reply_bytes`."""
@@ -205,9 +212,10 @@ class KnownModel:
         self.cloud_ms = self.measured.costs[Column.TAIL] * speed
         self.cloud, self.cloud_image = Drift(prior_sigma=0.2), Drift(prior_sigma=0.5)
         self.tail_residuals.clear()
+        self.messages.decode.clear()
         if (rows := self.groups.get(Placement.OFFLOAD)) is not None:
             self.opened = self.opened | rows
-        self.table = self.table.with_compute(tail_ms=self.cloud_ms)
+        self.table = self.table.with_compute(tail_ms=self.cloud_ms).with_messages(self.measured, self.messages)
 
     def segment_ready(self, cut: CutId, tail_ms: float) -> None:
         """As `Planner.segment_ready`."""
@@ -223,16 +231,21 @@ class KnownModel:
 
     def observe_reply(self, codec: str, *, down_bytes: int, decode_ms: float, cloud_decode_ms: float) -> None:
         """As `Planner.observe_reply`."""
-        self.reply.observe(decode_ms, self.table.reply_ms_per_byte * down_bytes)
+        self._learn_message(self.messages.reply, decode_ms, self.table.reply_ms_per_byte * down_bytes)
         if codec == "encoded":
             self.cloud_image.observe(cloud_decode_ms, self.cloud_image_ms)
 
-    def observe_cloud(self, plan: Plan, tail_ms: float) -> None:
-        """The companion computed `tail_ms` for this plan. Nothing is learned of local, or of plans of an earlier time
-        under this name."""
+    def observe_cloud(self, plan: Plan, tail_ms: float | None, decode_ms: float | None) -> None:
+        """The companion decoded this plan's payload in `decode_ms` and computed `tail_ms` for it. Nothing is learned of
+        local, or of plans of an earlier time under this name."""
         if plan not in self.table.row_of or plan.placement is Placement.LOCAL:
             return
         row, key = self.table.row_of[plan], _segment(plan)
+        if decode_ms is not None and (cost := self._message_cost("cloud_decode", plan)) is not None:
+            here_ms = float(self.measured.costs[Column.CLOUD_DECODE, row])
+            self._learn_message(cost, decode_ms, here_ms * self.cloud.ratio * self.speed_ratio)
+        if tail_ms is None:
+            return
         known_ms = self.table.costs[Column.TAIL]
         drift = self.cloud.observe(tail_ms, float(known_ms[row]))
         residual = self.tail_residuals.setdefault(key, Residual())
@@ -264,9 +277,24 @@ class KnownModel:
             case "image":
                 self.image.observe(measured_ms, self.profile.image_ms * self.slowdown)
             case "encode":
-                self.codec.observe(measured_ms, float(self.table.costs[Column.ENCODE, row]) * self.slowdown)
+                if (cost := self._message_cost(stage, plan)) is not None:
+                    profiled_ms = float(self.measured.costs[Column.ENCODE, row])
+                    self._learn_message(cost, measured_ms / self.slowdown, profiled_ms)
             case _:
                 raise AssertionError(f"stage {stage!r} is no device stage that is learned")
+
+    def _message_cost(self, stage: str, plan: Plan) -> MessageCost | None:
+        """Of `encode` or `cloud_decode`; None for other stages, for local, and for pictures decoded over there."""
+        learned = {"encode": self.messages.encode, "cloud_decode": self.messages.decode}.get(stage)
+        if learned is None or plan.codec is None or (stage == "cloud_decode" and plan.codec == "encoded"):
+            return None
+        return learned.setdefault(plan.codec, MessageCost())
+
+    def _learn_message(self, cost: MessageCost, measured_ms: float, profiled_ms: float) -> None:
+        """A payload was coded; both times without slowdown."""
+        cost.observe(measured_ms, profiled_ms)
+        if cost.moved(profiled_ms):
+            self.table = self.table.with_messages(self.measured, self.messages)
 
     def observe_total(self, plan: Plan, measured_ms: float, predicted_ms: float) -> None:
         """As `Planner.observe_total`."""

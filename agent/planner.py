@@ -126,7 +126,7 @@ class Planner:
     ) -> float | None:
         """What a stage that took `measured_ms` for this request would have taken at the profiled sizes: what is learned
         (`observe_edge`, `observe_cloud`) holds for those. None where the request's sizes are too far from them to tell.
-        `stage`: one of `observe_edge`, or tail for the companion's.
+        `stage`: one of `observe_edge`, or tail or cloud_decode for the companion's.
         """
         return self._model(name).as_profiled_ms(facts, plan, stage, measured_ms)
 
@@ -252,13 +252,16 @@ class Planner:
             if model.profile.digest == digest:
                 model.observe_reply(codec, down_bytes=down_bytes, decode_ms=decode_ms, cloud_decode_ms=cloud_decode_ms)
 
-    def observe_cloud(self, name: str, plan: Plan, queue_ms: float | None, tail_ms: float | None) -> None:
+    def observe_cloud(
+        self, name: str, plan: Plan, queue_ms: float | None, tail_ms: float | None, decode_ms: float | None = None
+    ) -> None:
         """A reply told how long this plan's rest waited (None: for earlier parts of its own request) and computed at
-        the companion (None: at sizes that tell nothing); it was observed as a transfer just before, which says when."""
+        the companion, and what decoding its payload took (None: at sizes that tell nothing); it was observed as a
+        transfer just before, which says when."""
         if queue_ms is not None:
             self._companion.observe_queue(queue_ms)
-        if tail_ms is not None and (model := self._models.get(name)) is not None:
-            model.observe_cloud(plan, tail_ms)
+        if (model := self._models.get(name)) is not None:
+            model.observe_cloud(plan, tail_ms, decode_ms)
 
     def observe_edge(self, name: str, plan: Plan, stage: str, measured_ms: float) -> None:
         """A device stage took `measured_ms` (slowdown in).
@@ -343,8 +346,6 @@ class Planner:
             alpha_sigma=model.edge.sigma,
             image_ms=model.profile.image_ms,
             image_ratio=model.image.ratio,
-            codec_ratio=model.codec.ratio,
-            reply_ratio=model.reply.ratio,
             remote=remote,
             remote_why_not=why_not,
             incumbent=model.incumbent,

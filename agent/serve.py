@@ -364,7 +364,8 @@ class Serve:
         plan, reply = decision.chosen.plan, remote.reply
         tail_ms = self._as_profiled_ms(request, plan, "tail", reply.tail_ms)
         queue_ms = reply.queue_ms if request.part == 0 else None
-        self._planner.observe_cloud(request.model.name, plan, queue_ms, tail_ms)
+        decode_ms = self._as_profiled_ms(request, plan, "cloud_decode", reply.decode_ms)
+        self._planner.observe_cloud(request.model.name, plan, queue_ms, tail_ms, decode_ms)
         stages_ms = prepared.stages_ms | {
             "network": remote.network_ms,
             "cloud_queue": reply.queue_ms,

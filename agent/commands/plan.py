@@ -168,7 +168,6 @@ def _observation(table: PlanTable, profile: ModelProfile, arguments: argparse.Na
         alpha_sigma=0.0,
         image_ms=profile.image_ms,
         image_ratio=1.0,
-        codec_ratio=1.0,
         remote=RemoteView(
             link=link,
             beta=1.0,

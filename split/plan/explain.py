@@ -32,9 +32,12 @@ def estimate(
     """One plan of the table; `table` as for `predict`."""
     costs: list[float] = table.costs[:, row].tolist()
     units: list[float] = prediction.units.tolist()
-    queue_ms, image_ms, encode_ms, _, up_ms, down_ms, decode_ms, encoded_ms, reply_ms, head_ms, tail_ms, _ = (
-        unit * cost for unit, cost in zip(units, costs, strict=True)
-    )
+    by_size, calls = [unit * cost for unit, cost in zip(units, costs, strict=True)], Column.ENCODE_CALL
+    queue_ms, image_ms, encode_ms, _, up_ms, down_ms, decode_ms, encoded_ms, reply_ms, head_ms, tail_ms, _ = by_size[
+        :calls
+    ]
+    encode_call_ms, decode_call_ms, reply_call_ms = by_size[calls:]
+    encode_ms, decode_ms, reply_ms = encode_ms + encode_call_ms, decode_ms + decode_call_ms, reply_ms + reply_call_ms
     opening_ms = float(observation.opening.run_ms[row]) if observation.opening is not None else 0.0
     cloud_queue_ms = half_rtt_ms = ahead_ms = window_ms = crossing_bytes = 0.0
     up_bytes = costs[Column.UP]

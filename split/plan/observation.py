@@ -138,13 +138,9 @@ class Observation:
     """Decoding and preparing one encoded input on the device, before drift."""
     image_ratio: float
     """Drift of decoding pictures on the device."""
-    codec_ratio: float
-    """Drift of encoding payloads on the device."""
     remote: RemoteView | None
     opening: Opening | None = None
     """None: everything is open."""
-    reply_ratio: float = 1.0
-    """Drift of decoding replies on the device."""
     remote_why_not: str = ""
     """Why `remote` is None, as a sentence; empty when it is not."""
     incumbent: int | None = None

@@ -3,7 +3,8 @@
     latency = opening + queue_edge + image + α·head + encode + rtt + up·(ahead + bytes) + slow_start(bytes)
             + queue_cloud + β·(decode + tail) + down·bytes + reply
 
-Device stages are multiplied by the emulated slowdown. Risk is the quantile of it that the objective holds against the
+Encode, decode and reply each are a call and a share by size (`message_cost.py`). Device stages are multiplied by the
+emulated slowdown. Risk is the quantile of it that the objective holds against the
 deadline, mean + `Objective.sigmas` · σ. The way out is the end of a local finish that begins when nothing has come:
 
     way out = opening + queue_edge + image + α·head + encode + opening of the rest + α·(what is missing) + margins
@@ -75,35 +76,38 @@ def sent_bytes(table: PlanTable, facts: RequestFacts) -> Floats:
 def _units(observation: Observation, facts: RequestFacts) -> list[float]:
     """Milliseconds per unit of every `Column`, in its order; the cloud's are 0 without a companion."""
     device = observation.slowdown
-    codec, reply = device * observation.codec_ratio, device * observation.reply_ratio
     head = device * observation.alpha
     image = observation.slowdown * observation.image_ratio * observation.image_ms if facts.encoded_bytes else 0.0
     remote = observation.remote
     if remote is None:
-        return [observation.edge_queue_ms, image, codec, 0.0, 0.0, 0.0, 0.0, 0.0, reply, head, 0.0, 0.0]
+        here = (observation.edge_queue_ms, image, device, 0.0, 0.0, 0.0, 0.0, 0.0, device, head, 0.0, 0.0)
+        return [*here, device, 0.0, device]
     link = remote.link
     return [
         observation.edge_queue_ms,
         image,
-        codec,
+        device,
         link.rtt_ms + link.up_ms_per_byte * remote.ahead_bytes + remote.queue_ms,
         link.up_ms_per_byte,
         link.down_ms_per_byte,
         remote.beta * remote.speed_ratio,
         remote.image_ms + link.up_ms_per_byte * facts.encoded_bytes,
-        reply,
+        device,
         head,
         remote.beta,
         0.0,
+        device,
+        1.0,
+        device,
     ]
 
 
 def _way_out_units(expected: list[float]) -> list[float]:
     """The same for `Prediction.way_out_ms`: only what the device does, a picture that travelled prepared here after
     all, and the margins that `slack.py` keeps."""
-    queue, image, encode, *_, head, _, _ = expected
+    queue, image, encode, *_, head, _, _, encode_call, _, _ = expected
     missing = head * (1 + MARGIN_RATIO)
-    return [queue, image, encode, MARGIN_MS, 0.0, 0.0, 0.0, image, 0.0, head, 0.0, missing]
+    return [queue, image, encode, MARGIN_MS, 0.0, 0.0, 0.0, image, 0.0, head, 0.0, missing, encode_call, 0.0, 0.0]
 
 
 def _variance_units(observation: Observation, facts: RequestFacts) -> Floats:

@@ -29,8 +29,8 @@ REQUEST_METADATA_BYTES: Final = 4096
 SPREADS_FROM: Final = 0.1
 """Weight of throughput: below, nothing of a request's size waits, and a change of segments costs more than it gains."""
 
-_DEVICE: Final = (Column.IMAGE, Column.HEAD, Column.ENCODE, Column.REPLY)
-_COMPANION: Final = (Column.CLOUD_DECODE, Column.TAIL)
+_DEVICE: Final = (Column.IMAGE, Column.HEAD, Column.ENCODE, Column.ENCODE_CALL, Column.REPLY, Column.REPLY_CALL)
+_COMPANION: Final = (Column.CLOUD_DECODE, Column.DECODE_CALL, Column.TAIL)
 STATIONS: Final = np.array(
     [[float(column in one) for column in Column] for one in (_DEVICE, (Column.UP,), _COMPANION, (Column.DOWN,))]
 )

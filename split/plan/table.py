@@ -17,6 +17,7 @@ from split.graph.card import CutCard, ModelCard
 from split.graph.growth import batch_dim
 from split.ids import CutId
 from split.plan.estimate import Drift
+from split.plan.message_cost import MessageCosts
 from split.plan.objective import Objective
 from split.plan.observation import Flags, Floats
 from split.plan.plan import LOCAL, LOSSLESS_CODECS, Placement, Plan
@@ -55,6 +56,12 @@ class Column(IntEnum):
     """ms of cloud compute: the tail, or the whole for offload; 0 for local. As measured here until `with_compute`."""
     FINISH = 11
     """ms of device compute that would still be missing if the companion failed: the tail, or the whole for offload."""
+    ENCODE_CALL = 12
+    """ms of encoding whatever the size, see `message_cost.py`; 0 as profiled, like the other two."""
+    DECODE_CALL = 13
+    """ms at the companion; 0 for encoded."""
+    REPLY_CALL = 14
+    """ms on this device."""
 
 
 _GROWS: Final = np.array(
@@ -161,6 +168,23 @@ class PlanTable:
         if tail_ms is not None:
             costs[Column.TAIL], spread[_SPREAD_TAIL] = tail_ms, tail_ms * tail_ms
         return replace(self, costs=costs, spread=spread, doubt=doubt)
+
+    def with_messages(self, profiled: PlanTable, costs: MessageCosts) -> PlanTable:
+        """The same plans with coding times as they were learned; `profiled`: the table they were learned against."""
+        found = self.costs.copy()
+        coding = [Column.ENCODE, Column.ENCODE_CALL, Column.CLOUD_DECODE, Column.DECODE_CALL]
+        found[coding] = profiled.costs[coding]
+        for learned, column, call in (
+            (costs.encode, Column.ENCODE, Column.ENCODE_CALL),
+            (costs.decode, Column.CLOUD_DECODE, Column.DECODE_CALL),
+        ):
+            for codec, cost in learned.items():
+                rows = np.array([plan.codec == codec for plan in self.plans])
+                found[column, rows] = cost.ratio * profiled.costs[column, rows]
+                found[call, rows] = cost.call_ms
+        found[Column.REPLY] = costs.reply.ratio * profiled.costs[Column.REPLY]
+        found[Column.REPLY_CALL] = costs.reply.call_ms * found[Column.REMOTE]
+        return replace(self, costs=found)
 
     def at(self, sizes: tuple[int, ...]) -> PlanTable:
         """The same plans for a request of these sizes of the model's open dims (`ModelCard.growth`); () stands for the

@@ -462,10 +462,31 @@ def test_replies_teach_what_decoding_them_costs_here() -> None:
     planner = connected_planner(slowdown=5.0)
     # raw decodes in 0.1 ms per 50 KB here: the 40 bytes of this model's reply should take 0.08 µs, emulation apart
     assert choose(planner).chosen.stages_ms["decode"] == pytest.approx(5 * 40 * 0.1 / 50_000)
-    for _ in range(20):
-        planner.observe_reply(CARD.digest, "raw", down_bytes=5_000_000, decode_ms=30.0, cloud_decode_ms=0.1)
-    assert choose(planner).chosen.stages_ms["decode"] == pytest.approx(5 * 40 * 30.0 / 5_000_000, rel=0.1)
+    for _ in range(10):
+        planner.observe_reply(CARD.digest, "raw", down_bytes=40, decode_ms=0.1, cloud_decode_ms=0.1)
+    assert choose(planner).chosen.stages_ms["decode"] == pytest.approx(5 * 0.1, rel=0.1)
     assert choose(planner, PICTURE).chosen.stages_ms["cloud_decode"] == pytest.approx(0.5)  # no picture went there
+
+
+def test_a_fixed_cost_per_message_is_learned_on_both_sides_within_ten_requests() -> None:
+    """Encoding takes 0.3 ms more than profiled (five times that on a slow device), the companion's decoding 0.4 ms: for
+    the 4 KB of the split as for the 50 KB of the offload."""
+    planner = connected_planner(slowdown=5.0)
+    for plan in (SPLIT, OFFLOAD) * 5:
+        planner.observe_edge("m", plan, "encode", 5 * (0.3 + 0.5))
+        planner.observe_cloud("m", plan, 0.0, None, 0.4 + 0.1 * 0.1)  # profiled 0.1, the companion ten times as fast
+        planner.observe_reply(CARD.digest, "raw", down_bytes=40, decode_ms=0.1, cloud_decode_ms=0.41)
+    for mode in (Placement.SPLIT, Placement.OFFLOAD):
+        found = choose(planner, dataclasses.replace(TENSOR, mode=mode)).chosen
+        assert found.stages_ms["encode"] == pytest.approx(4.0, rel=0.1)
+        assert found.stages_ms["cloud_decode"] == pytest.approx(0.41, rel=0.1)
+        assert sum(found.stages_ms.values()) == pytest.approx(found.predicted_ms)
+    local = choose(planner, dataclasses.replace(TENSOR, mode=Placement.LOCAL)).chosen
+    assert local.predicted_ms == pytest.approx(5 * 100.0, rel=0.05)
+    planner.companion_ready("m", 10.0, 0.5)  # perhaps another one: nothing is known of its decoding
+    again = choose(planner, dataclasses.replace(TENSOR, mode=Placement.OFFLOAD)).chosen
+    assert again.stages_ms["cloud_decode"] == pytest.approx(0.01)
+    assert again.stages_ms["encode"] == pytest.approx(4.0, rel=0.1)
 
 
 def test_replies_teach_what_a_picture_costs_there() -> None:

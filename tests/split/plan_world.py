@@ -101,7 +101,6 @@ STATE: Final = Observation(
     alpha_sigma=0.0,
     image_ms=7.0,
     image_ratio=1.5,
-    codec_ratio=1.0,
     remote=RemoteView(
         link=LinkEstimate(
             rtt_ms=10.0,

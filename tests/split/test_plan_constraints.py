@@ -176,7 +176,6 @@ def random_state(rng: np.random.Generator, plans: int) -> Observation:
         alpha_sigma=0.1,
         image_ms=IMAGE_MS,
         image_ratio=1.0,
-        codec_ratio=1.0,
         remote=remote if there else None,
         remote_why_not="" if there else "no companion",
         incumbent=int(plans * flip[5]),

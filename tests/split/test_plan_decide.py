@@ -130,7 +130,6 @@ STATE = Observation(
     alpha_sigma=0.0,
     image_ms=7.0,
     image_ratio=1.5,
-    codec_ratio=1.0,
     remote=REMOTE,
 )
 ALONE = dataclasses.replace(STATE, remote=None, remote_why_not="no companion is connected")

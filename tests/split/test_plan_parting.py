@@ -91,8 +91,6 @@ def chosen(rows: int, *, profile: ModelProfile = PROFILE, budget_ms: float = 1e6
         alpha_sigma=0.0,
         image_ms=0.0,
         image_ratio=1.0,
-        codec_ratio=1.0,
-        reply_ratio=1.0,
         remote=RemoteView(
             link=LinkEstimate(
                 rtt_ms=20.0, up_ms_per_byte=link_up / ROW, down_ms_per_byte=1e-5, covariance=(0.0,) * 6, age_s=0.0

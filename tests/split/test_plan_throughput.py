@@ -190,7 +190,6 @@ class Stations:
             alpha_sigma=0.0,
             image_ms=0.0,
             image_ratio=1.0,
-            codec_ratio=1.0,
             remote=remote,
             backlog=backlog if self._shares else NO_BACKLOG,
         )

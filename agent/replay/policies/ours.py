@@ -238,7 +238,8 @@ class Ours(Policy):
         )
         facts = _facts(outcome.arrival)
         tail_ms = self._planner.as_profiled_ms(model, facts, plan, "tail", stages_ms["tail"])
-        self._planner.observe_cloud(model, plan, stages_ms["cloud_queue"], tail_ms)
+        decode_ms = self._planner.as_profiled_ms(model, facts, plan, "cloud_decode", stages_ms["cloud_decode"])
+        self._planner.observe_cloud(model, plan, stages_ms["cloud_queue"], tail_ms, decode_ms)
 
 
 def _facts(arrival: Arrival) -> RequestFacts:
