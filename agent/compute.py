@@ -64,6 +64,13 @@ class Job(asyncio.Future[Timed[T]]):
         self.rank = rank
         self.stop = stop
         self.entered_at_s = time.monotonic()
+        self.started_at_s: float | None = None
+        """When the worker took it."""
+
+    @property
+    def running_ms(self) -> float:
+        """How long the worker has had it by now; 0 before its turn."""
+        return 0.0 if self.started_at_s is None else (time.monotonic() - self.started_at_s) * 1e3
 
     def cancel(self, msg: Any | None = None) -> bool:
         cancelled = super().cancel(msg)
@@ -249,7 +256,7 @@ class Compute:
                 self._running = job = self._take()
                 self._stopping = False
                 self._no_hold.clear()
-                self._started_at_s = time.monotonic()
+                self._started_at_s = job.started_at_s = time.monotonic()
             outcome = self._perform(job)
             with self._lock:
                 self._running = None

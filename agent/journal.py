@@ -55,6 +55,10 @@ class Entry:
     fallback: str = ""
     stages_ms: Mapping[str, float] = field(default_factory=dict)
     error: str = ""
+    sent: bool = False
+    """As in `Outcome`."""
+    doubled_ms: float = 0.0
+    """As in `Outcome`."""
     joules: float | None = None
     """Used above idle, by measured stages; None where nothing is known of the device's power, or nothing came out."""
     power: Power = NO_POWER
@@ -88,6 +92,9 @@ class Totals:
     """By error code."""
     failures_ms: float = 0.0
     fallbacks: int = 0
+    finishes: Counter[str] = field(default_factory=Counter)
+    """Of requests that the companion was asked for: what had begun here beside it, by who answered first ("companion",
+    "device")."""
     shadows: Counter[bool] = field(default_factory=Counter)
     """Answers of the companion's that the device compared with its own, by whether they agreed."""
     explored: int = 0
@@ -123,6 +130,10 @@ class Outcome:
     """Measured: queue, activate (opening what was not open), image, head or whole, encode, network, cloud_queue,
     cloud_decode, tail, decode, local_tail."""
     total_ms: float
+    sent: bool = False
+    """Whether its payload left for the companion."""
+    doubled_ms: float = 0.0
+    """How long the device had been at a finish when the companion's answer came first."""
 
 
 def answered_entry(request: InferenceRequest, outcome: Outcome) -> Entry:
@@ -137,6 +148,8 @@ def answered_entry(request: InferenceRequest, outcome: Outcome) -> Entry:
         ran=outcome.ran,
         fallback=outcome.fallback,
         stages_ms=outcome.stages_ms,
+        sent=outcome.sent,
+        doubled_ms=outcome.doubled_ms,
     )
 
 
@@ -164,6 +177,10 @@ class Journal:
             totals.recent_j.append(entry.joules)
         totals.placements.setdefault(str(entry.ran.placement), Times()).add(entry.total_ms)
         totals.fallbacks += bool(entry.fallback)
+        if entry.doubled_ms > 0.0:
+            totals.finishes["companion"] += 1
+        elif entry.sent and entry.fallback:
+            totals.finishes["device"] += 1
         totals.recent_ms.append(entry.total_ms)
         totals.recent_all_ms.append(entry.total_ms)
         totals.explored += entry.decision.tried
@@ -185,7 +202,15 @@ class Journal:
             return entry
         decision = entry.decision
         rtt_ms = decision.link.get("rtt_ms", 0.0)
-        joules = used_joules(power, entry.stages_ms, decision.chosen.stages_ms, rtt_ms, entry.total_ms)
+        joules = used_joules(
+            power,
+            entry.stages_ms,
+            decision.chosen.stages_ms,
+            rtt_ms,
+            entry.total_ms,
+            sent=entry.sent,
+            doubled_ms=entry.doubled_ms,
+        )
         return replace(entry, joules=joules, power=power)
 
     def failed(self, request: InferenceRequest, decision: Decision, error: IsthmusError, total_ms: float) -> None:

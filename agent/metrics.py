@@ -66,6 +66,11 @@ class Metrics:
         fallbacks = CounterMetricFamily(
             "isthmus_fallbacks", "Requests that the device finished for the companion.", labels=["model"]
         )
+        hedges = CounterMetricFamily(
+            "isthmus_hedges",
+            "Finishes that began here for requests sent to the companion, by who answered first.",
+            labels=["model", "outcome"],
+        )
         shadows = CounterMetricFamily(
             "isthmus_shadow_runs", "Answers of the companion's compared with the device's.", labels=["model", "result"]
         )
@@ -102,6 +107,8 @@ class Metrics:
             for stage, ms in totals.stages_ms.items():
                 stages.add_metric([model, stage], ms / 1000)
             fallbacks.add_metric([model], totals.fallbacks)
+            for first, count in totals.finishes.items():
+                hedges.add_metric([model, first], count)
             explored.add_metric([model], totals.explored)
             for stage, one in totals.predicted.items():
                 edges = [("+Inf" if edge is None else repr(edge), n) for edge, n in one.edges()]
@@ -109,7 +116,7 @@ class Metrics:
                 errors.add_metric([model, stage], one.count, one.error_sum)
             for measured, joules in totals.joules.items():
                 energy.add_metric([model, str(measured).lower()], joules)
-        yield from (requests, durations, stages, fallbacks, shadows, explored, ratios, errors, energy)
+        yield from (requests, durations, stages, fallbacks, hedges, shadows, explored, ratios, errors, energy)
         for name, (text, read) in self._gauges.items():
             yield GaugeMetricFamily(name, text, value=read())
         if (link := self._link()) is not None:

@@ -120,14 +120,14 @@ class _Waiting:
 
 
 class Recorder:
-    """`knows(model, now_s)`: what the planner knows of a model; None where it does not. `power(now_s)`: what the device
-    draws. `files`: None keeps the last hour only, in memory."""
+    """`knows(model, now_s)`: what the planner knows of a model; None where it does not. `power(now_s,
+    model)`: what the device draws while this model runs. `files`: None keeps the last hour only, in memory."""
 
     def __init__(
         self,
         *,
         knows: Callable[[str, float], Known | None],
-        power: Callable[[float], Power] = lambda now_s: NO_POWER,
+        power: Callable[[float, str], Power] = lambda now_s, model: NO_POWER,
         slowdown: float = 1.0,
         price_per_gb: float = 0.0,
         price_per_companion_s: float = 0.0,
@@ -224,7 +224,7 @@ class Recorder:
             table = _costs(known, key[1])
             number = len(chapter.tables)
             assert number < TABLES_PER_HEAD
-            frame = pack([_as_written(number, model, key[1], table, known, self._power(now_s))])
+            frame = pack([_as_written(number, model, key[1], table, known, self._power(now_s, model))])
             chapter.tables.append(frame)
             self._spend(frame, requests=0)
             written = chapter.written[key] = _Written(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from dataclasses import replace
 from typing import Any, Final
 
 from agent.afterwards import Afterwards
@@ -284,11 +285,12 @@ class Serve:
                     await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             if local is None or _succeeded(remote):
                 hedge.came(_now())
-                return self._remotely(request, decision, prepared, remote.result())
+                outcome = self._remotely(request, decision, prepared, remote.result())
+                return replace(outcome, doubled_ms=_running_ms(late))
             hedge.overtaken(_now())
             if not (remote.done() or asked.lost.done()):
                 self._blame(hedge.overdue_at_s)
-            return local.result()
+            return replace(local.result(), sent=True)
         finally:
             self._lateness.forget(request.id)
             if local is not None:
@@ -409,6 +411,14 @@ def _now() -> float:
 
 def _since_ms(request: InferenceRequest) -> float:
     return (_now() - request.received_at_s) * 1000
+
+
+def _running_ms(late: asyncio.Future[Any]) -> float:
+    """How long the worker has had a finish (`Lateness.watch`) that nobody needs any more; 0 where it has not."""
+    begun: Job[Finished] | None = None
+    if late.done() and not late.cancelled() and late.exception() is None:
+        begun = late.result()
+    return 0.0 if begun is None else begun.running_ms
 
 
 def _succeeded(remote: asyncio.Future[RemoteReply]) -> bool:

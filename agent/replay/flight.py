@@ -147,7 +147,10 @@ class Flight:
     def outcome(self, world: World, now_s: float) -> Outcome:
         """Answered at `now_s`."""
         total_ms = (now_s - self.arrival.at_s) * 1000.0
-        waited_ms = total_ms - self.compute_ms - self.sent_ms - self.received_ms
+        waited_ms = 0.0
+        if self.is_sent:
+            here_ms = self.stages_ms.get("queue", 0.0) + self.compute_ms
+            waited_ms = total_ms - here_ms - self.sent_ms - self.received_ms
         moved = round(self.moved_bytes)
         prices = world.prices
         return Outcome(

@@ -139,7 +139,7 @@ def _as_it_was(world: World, number: int, one: Happened) -> Outcome:
             compute_ms=here_ms,
             send_ms=send_ms,
             receive_ms=receive_ms,
-            wait_ms=max(one.request.total_ms - here_ms - send_ms - receive_ms, 0.0),
+            wait_ms=max(one.request.total_ms - ms["queue"] - here_ms - send_ms - receive_ms, 0.0) if sent else 0.0,
         ),
         bytes=up_bytes + down_bytes,
         money=world.prices.per_byte * (up_bytes + down_bytes) + world.prices.per_companion_ms * there_ms,

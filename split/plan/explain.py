@@ -71,7 +71,7 @@ def estimate(
         compute_ms=opening_ms + image_ms + head_ms + encode_ms + reply_ms,
         send_ms=up_ms,
         receive_ms=down_ms,
-        wait_ms=queue_ms + 2 * half_rtt_ms + ahead_ms + window_ms + cloud_queue_ms + companion_ms,
+        wait_ms=2 * half_rtt_ms + ahead_ms + window_ms + cloud_queue_ms + companion_ms,
     )
     predicted_ms, risk_ms = float(prediction.mean_ms[row]), float(prediction.risk_ms[row])
     if row in prediction.parts:
@@ -111,9 +111,7 @@ def here(table: PlanTable, observation: Observation, facts: RequestFacts) -> Pla
         bytes=0,
         fidelity=None,
         allowed=True,
-        energy_j=power.joules(
-            compute_ms=opening_ms + image_ms + whole_ms, send_ms=0.0, receive_ms=0.0, wait_ms=queue_ms
-        ),
+        energy_j=power.joules(compute_ms=opening_ms + image_ms + whole_ms, send_ms=0.0, receive_ms=0.0, wait_ms=0.0),
         energy_measured=power.measured,
     )
 

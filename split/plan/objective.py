@@ -140,6 +140,3 @@ class Objective:
     def as_mapping(self) -> Mapping[str, float]:
         """For explanations: latency, throughput, energy, cost."""
         return {"latency": self.latency, "throughput": self.throughput, "energy": self.energy, "cost": self.cost}
-
-
-LATENCY_ALONE: Final = Objective(latency=1.0, throughput=0.0, energy=0.0, cost=0.0, sigmas=SIGMAS["silver"])

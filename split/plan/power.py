@@ -25,7 +25,8 @@ class Power:
     receive_w: float
     """While bytes come."""
     wait_w: float
-    """While the request only waits: for the companion, or for its turn."""
+    """While the request waits for the companion. (For its turn on the worker it waits at no cost: nothing of it keeps
+    a radio awake.)"""
     measured: bool
     """Whether `compute_w` was measured on this device; otherwise it is modelled from a device profile."""
     source: str
@@ -126,17 +127,28 @@ _COMPUTED: Final = ("activate", "image", "head", "whole", "encode", "decode", "l
 
 
 def used_joules(
-    power: Power, measured_ms: Mapping[str, float], predicted_ms: Mapping[str, float], rtt_ms: float, total_ms: float
+    power: Power,
+    measured_ms: Mapping[str, float],
+    predicted_ms: Mapping[str, float],
+    rtt_ms: float,
+    total_ms: float,
+    *,
+    sent: bool = False,
+    doubled_ms: float = 0.0,
 ) -> float:
     """What an answered request used above idle: its measured stages times the power in them.
 
-    What no stage explains of `total_ms` was waited, the companion's own time included.
+    `sent`: its payload left, whoever answered; where no reply tells how long that took (`network`), it is what was
+    predicted, within the time there was. `doubled_ms`: of the device, for an answer that came second. What no stage
+    explains of `total_ms` was waited for the companion, its own time included; nothing was where nothing left.
     """
     compute_ms = sum(measured_ms.get(stage, 0.0) for stage in _COMPUTED)
-    send_ms, receive_ms = crossing_ms(measured_ms, predicted_ms, rtt_ms)
-    return power.joules(
-        compute_ms=compute_ms,
-        send_ms=send_ms,
-        receive_ms=receive_ms,
-        wait_ms=max(total_ms - compute_ms - send_ms - receive_ms, 0.0),
-    )
+    left_ms = max(total_ms - compute_ms - measured_ms.get("queue", 0.0), 0.0)
+    send_ms = receive_ms = wait_ms = 0.0
+    if "network" in measured_ms:
+        send_ms, receive_ms = crossing_ms(measured_ms, predicted_ms, rtt_ms)
+        wait_ms = max(left_ms - send_ms - receive_ms, 0.0)
+    elif sent:
+        send_ms = min(max(predicted_ms.get("up", 0.0) - rtt_ms / 2.0, 0.0), left_ms)
+        wait_ms = left_ms - send_ms
+    return power.joules(compute_ms=compute_ms + doubled_ms, send_ms=send_ms, receive_ms=receive_ms, wait_ms=wait_ms)

@@ -126,11 +126,14 @@ def energies_j(
     table: PlanTable, observation: Observation, facts: RequestFacts, units: Floats, stations: Floats
 ) -> Floats:
     """[plan]: `Power.joules` of each, once everything is open. Device work computes, bytes are sent and received, all
-    the rest only waits, for TCP's window too. `units`: of the `Prediction`; `stations`: of `station_units`."""
+    the rest waits for the companion, for TCP's window too, but for the worker's queue, which costs nothing. `units`:
+    of the `Prediction`; `stations`: of `station_units`."""
     power = observation.power
     wait_w = power.wait_w
     above_waiting = np.array((power.compute_w - wait_w, power.send_w - wait_w, 0.0, power.receive_w - wait_w))
-    found: Floats = (above_waiting @ stations + wait_w * units) @ table.costs
+    waiting = units.copy()
+    waiting[Column.ALL] = 0.0
+    found: Floats = (above_waiting @ stations + wait_w * waiting) @ table.costs
     if observation.remote is not None and (waits := observation.remote.link.slow_start) is not None:
         found += wait_w * slow_start_ms(sent_bytes(table, facts), waits)
     return found / 1000.0

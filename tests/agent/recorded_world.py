@@ -143,7 +143,7 @@ def recorded(name: str) -> tuple[World, list[Outcome], bytes]:
     outcomes = Simulation(world, policy).run()
     recorder = Recorder(
         knows=policy.known,
-        power=lambda now_s: POWER,
+        power=lambda now_s, model: POWER,
         slowdown=world.slowdown,
         price_per_gb=4.0,
         now_s=lambda: now[0],

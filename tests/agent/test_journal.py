@@ -139,6 +139,18 @@ def test_what_ran_otherwise_than_chosen_says_nothing_of_the_prediction() -> None
     assert not any("isthmus_prediction_ratio_count" in line for line in page(journal))
 
 
+def test_finishes_beside_the_companion_are_counted_by_who_answered_first() -> None:
+    journal = Journal()
+    there = entry({"head": 5.0, "network": 9.0}, plan=SPLIT)
+    here = dataclasses.replace(there, ran=LOCAL, fallback="late", sent=True)
+    for number, one in enumerate([there, dataclasses.replace(there, doubled_ms=4.0), here, here]):
+        journal.answered(f"r{number}", one)
+    journal.answered("unsent", dataclasses.replace(here, sent=False))
+    lines = page(journal)
+    assert 'isthmus_hedges_total{model="m",outcome="companion"} 1.0' in lines
+    assert 'isthmus_hedges_total{model="m",outcome="device"} 2.0' in lines
+
+
 def test_requests_that_explore_are_counted() -> None:
     journal = Journal()
     for number in range(3):

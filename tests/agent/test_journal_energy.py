@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from agent.commands.explain import _lines as explain_lines
@@ -50,15 +52,28 @@ def test_a_requests_joules_stand_beside_what_was_predicted_with_how_they_are_kno
     explained = journal.explain("r1")
     assert explained is not None
     assert explained["energy"] == {
-        "used_j": 0.45,
+        "used_j": 0.4,
         "predicted_j": 0.36,
         "measured": False,
         "source": "modelled: x",
     }
     assert asked == [("m", pytest.approx(10.15))]
-    assert "energy     0.45 J used above idle, 0.36 J predicted (modelled: x)" in list(explain_lines(explained))
-    assert journal.joules_mean("m") == pytest.approx(0.45)
+    assert "energy     0.4 J used above idle, 0.36 J predicted (modelled: x)" in list(explain_lines(explained))
+    assert journal.joules_mean("m") == pytest.approx(0.4)
     assert journal.joules_mean("other") is None
+
+
+def test_what_was_sent_in_vain_and_computed_twice_is_in_a_requests_joules() -> None:
+    watts = Power(compute_w=4.0, send_w=2.0, receive_w=1.0, wait_w=1.0, measured=False, source="by hand")
+    journal = Journal(lambda *_: watts)
+    late = answered("m", 100.0, 400.0)
+    chosen = dataclasses.replace(late.decision.chosen, stages_ms={"up": 150.0, "down": 10.0})
+    decision = dataclasses.replace(late.decision, chosen=chosen, link={"rtt_ms": 100.0})
+    # 100 ms computed, 150 − 50 ms sent, the other 200 waited
+    journal.answered("sent", dataclasses.replace(late, decision=decision, fallback="late", sent=True))
+    assert journal.joules_mean("m") == pytest.approx(0.1 * 4 + 0.1 * 2 + 0.2 * 1)
+    journal.answered("twice", dataclasses.replace(answered("n", 100.0, 100.0), doubled_ms=50.0))
+    assert journal.joules_mean("n") == pytest.approx(0.15 * 4)
 
 
 def test_metrics_keep_measured_and_modelled_joules_apart() -> None:

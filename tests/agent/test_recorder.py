@@ -10,6 +10,7 @@ import random
 import stat
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from agent.recorder import EVERY_S, RING_BYTES, Recorder
 from split.graph.card import CutCard, ModelCard
 from split.ids import CutId, ModelDigest
 from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate, RequestFacts
+from split.plan.power import NO_POWER
 from split.plan.table import Column, PlanTable
 from split.profiles.contract import Contract
 from split.profiles.measured import CodecCosts, CutCosts, ModelProfile
@@ -167,6 +169,21 @@ def read(path: Path) -> Record:
 
 def rows(record: Record) -> list[Request]:
     return [row for _, batch in record.batches for row in batch.rows]
+
+
+def test_each_model_is_recorded_with_the_power_that_it_runs_at() -> None:
+    clock = Clock()
+    watts = {"m": 2.0, "n": 5.0}
+    writer = Recorder(
+        knows=lambda model, now_s: KNOWN,
+        power=lambda now_s, model: replace(NO_POWER, compute_w=watts[model], source="a test"),
+        now_s=lambda: clock.now_s,
+        wall_s=clock.wall_s,
+    )
+    writer.note(entry(501.0))
+    writer.note(entry(501.0, model="n"))
+    tables = unpack(writer.last_hour(), name="it").tables.values()
+    assert {table.model: table.power.compute_w for table in tables} == watts
 
 
 def test_what_was_recorded_is_read_again(tmp_path: Path) -> None:

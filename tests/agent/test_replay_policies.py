@@ -100,7 +100,7 @@ def test_neurosurgeon_believes_its_regression_where_dads_believes_its_measuremen
     assert last_plan(steady(3.4, requests=10), Dads(odd)) == LOCAL
 
 
-def test_a_surgeon_that_stays_here_looks_at_the_link_once_a_second() -> None:
+def test_a_surgeon_that_stays_here_looks_at_the_link_every_five_seconds() -> None:
     simulation = Simulation(steady(1.0, requests=20), Dads(KNOWN))
     outcomes = simulation.run()
     assert all(outcome.plan == LOCAL for outcome in outcomes)

@@ -102,7 +102,7 @@ def test_energy_and_money_are_those_of_the_record_unless_others_are_given() -> N
     one, ms = found[number], recording.happened[number].request
     up_ms, down_ms = 25_000 * 0.008 / ms.link[1], 4_000 * 0.008 / ms.link[2]
     here_ms = sum(one.stages_ms[stage] for stage in ("image", "head", "encode", "decode"))
-    waits_ms = one.total_ms - here_ms - up_ms - down_ms
+    waits_ms = one.total_ms - one.stages_ms["queue"] - here_ms - up_ms - down_ms
     expected = (2.0 * here_ms + 1.5 * up_ms + 1.0 * down_ms + 0.5 * waits_ms) / 1000
     assert one.joules == pytest.approx(expected, rel=1e-6)
     free = replayable(unpack(recorded("steady")[2], name="it"), prices=Prices(per_byte=0.0, per_companion_ms=1.0))

@@ -97,6 +97,14 @@ HELLO = Hello(major=1, minor=0, agent="test", runtime="test", max_message_bytes=
 Behaviour_ = Callable[["Lab", MemoryChannel, Infer, memoryview], Awaitable[None]]
 
 
+class SlowJob(asyncio.Future[Timed[Any]]):
+    started_at_s: float | None = None
+
+    @property
+    def running_ms(self) -> float:
+        return 0.0 if self.started_at_s is None else (self.get_loop().time() - self.started_at_s) * 1000
+
+
 class SlowCompute:
     """Stands for `agent.compute.Compute`: one job at a time, earliest deadline first, each taking what it was expected
     to, in virtual time."""
@@ -106,7 +114,7 @@ class SlowCompute:
         self.on_load: Callable[[float, float], None] = lambda *load: None
         self.took_ms: list[float] = []
         self.ranks: list[int] = []
-        self._waiting: list[tuple[float, int, float, float, Callable[[], Any], asyncio.Future[Timed[Any]]]] = []
+        self._waiting: list[tuple[float, int, float, float, Callable[[], Any], SlowJob]] = []
         self._entered = itertools.count()
         self._busy_until_s = 0.0
         self._busy = False
@@ -129,7 +137,7 @@ class SlowCompute:
         self.ranks.append(rank)
         self.on_load(expected_ms, deadline_at_s)
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Timed[Any]] = loop.create_future()
+        future = SlowJob(loop=loop)
         heapq.heappush(self._waiting, (deadline_at_s, next(self._entered), loop.time(), expected_ms, work, future))
         if not self._busy:
             self._next()
@@ -142,13 +150,12 @@ class SlowCompute:
         while self._waiting and not self._busy:
             _, _, entered_at_s, expected_ms, work, future = heapq.heappop(self._waiting)
             if not future.cancelled():
+                future.started_at_s = loop.time()
                 self._busy, self._busy_until_s = True, loop.time() + expected_ms / 1000
                 queue_ms = (loop.time() - entered_at_s) * 1000
                 loop.call_later(expected_ms / 1000, self._done, work, future, queue_ms, expected_ms)
 
-    def _done(
-        self, work: Callable[[], Any], future: asyncio.Future[Timed[Any]], queue_ms: float, run_ms: float
-    ) -> None:
+    def _done(self, work: Callable[[], Any], future: SlowJob, queue_ms: float, run_ms: float) -> None:
         self.took_ms.append(run_ms)
         try:
             timed = Timed(work(), queue_ms, run_ms)
@@ -572,12 +579,14 @@ def test_the_timeout_of_the_contract_bounds_the_wait_inside_the_deadline(tmp_pat
             outcome = await lab.ask(deadline_ms=5000.0)
             assert_right(outcome)
             assert outcome.total_ms == pytest.approx(HEAD_MS + 50 + TAIL_MS, abs=0.5)
+            assert (outcome.sent, outcome.doubled_ms) == (True, 0.0), "its payload cost energy, too"
+            assert not (await lab.ask(mode="local")).sent
 
     run_in_virtual_time(story())
 
 
 def test_a_reply_that_comes_while_the_device_finishes_wins_and_the_other_is_dropped(tmp_path: Path) -> None:
-    contract = Contract(behaviour=Behaviour(fallback=Fallback(timeout_ms=50.0)))
+    contract = Contract(behaviour=Behaviour(service_class="bronze", fallback=Fallback(timeout_ms=50.0)))
 
     async def story() -> None:
         # late (after 50 ms), but before the local tail (60 ms) is through
@@ -585,6 +594,7 @@ def test_a_reply_that_comes_while_the_device_finishes_wins_and_the_other_is_drop
             outcome = await lab.ask(deadline_ms=5000.0)
             assert_right(outcome)
             assert outcome.ran.placement is Placement.SPLIT
+            assert outcome.doubled_ms == pytest.approx(80 - 50, abs=1)
             assert outcome.total_ms == pytest.approx(HEAD_MS + 80, abs=2)
             await lab.until(lambda: lab.journal.counts()["requests"] == 1)
 

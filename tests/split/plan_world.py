@@ -120,8 +120,8 @@ STATE: Final = Observation(
     power=Power(compute_w=5.0, send_w=2.0, receive_w=3.0, wait_w=1.0, measured=False, source="round numbers"),
     prices=Prices(per_byte=1e-6, per_companion_ms=1e-3),
 )
-LOCAL_J: Final = 1.255
-"""Local in `STATE`: 5 W for 2 · 1.25 · 100 ms, 1 W for 5 ms in the queue."""
+LOCAL_J: Final = 1.25
+"""Local in `STATE`: 5 W for 2 · 1.25 · 100 ms; 5 ms in the queue cost nothing."""
 
 
 def named(label: str) -> Plan:

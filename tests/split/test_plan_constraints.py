@@ -283,7 +283,7 @@ def waits_ms(plan: Plan, case: Case) -> float:
 
 def energy_j(plan: Plan, case: Case) -> float:
     power, (device, up, there, down) = case.state.power, stations_ms(plan, case)
-    waiting = power.wait_w * (there + waits_ms(plan, case))
+    waiting = power.wait_w * (there + waits_ms(plan, case) - case.state.edge_queue_ms)
     return (power.compute_w * device + power.send_w * up + power.receive_w * down + waiting) / 1000
 
 

@@ -140,11 +140,11 @@ def test_risk_is_the_quantile_of_the_class() -> None:
 
 def test_energy_is_watts_times_what_device_link_and_waiting_take() -> None:
     found = estimates(TABLE, STATE, FACTS)
-    # 5 W · 250 ms of compute; 1 W · 5 ms of waiting for the worker
-    assert found[LOCAL].energy_j == pytest.approx(LOCAL_J) == pytest.approx(5 * 0.250 + 1 * 0.005)
-    # head 50, encode 1, reply 0.02; up 40; down 0.8; waiting: queue 5, rtt 10, theirs 3, decode 0.1875, tail 120
+    # 5 W · 250 ms of compute; for its turn on the worker a request waits at no cost
+    assert found[LOCAL].energy_j == pytest.approx(LOCAL_J) == pytest.approx(5 * 0.250)
+    # head 50, encode 1, reply 0.02; up 40; down 0.8; waiting: rtt 10, theirs 3, decode 0.1875, tail 120
     split = found[named("split aaaaaaaaaaaa raw")]
-    assert split.energy_j == pytest.approx(5 * 0.051016 + 2 * 0.040 + 3 * 0.0008 + 1 * 0.1381875, rel=1e-6)
+    assert split.energy_j == pytest.approx(5 * 0.051016 + 2 * 0.040 + 3 * 0.0008 + 1 * 0.1331875, rel=1e-6)
     assert not split.energy_measured
     measured = dataclasses.replace(STATE, power=dataclasses.replace(STATE.power, measured=True))
     assert estimates(TABLE, measured, FACTS)[LOCAL].energy_measured
@@ -153,8 +153,8 @@ def test_energy_is_watts_times_what_device_link_and_waiting_take() -> None:
 def test_an_encoded_picture_costs_what_sending_it_and_waiting_for_it_take() -> None:
     facts = dataclasses.replace(FACTS, encoded_bytes=6_000)
     found = estimates(TABLE, STATE, facts)[named("offload encoded")]
-    # up 6; down 0.8; reply 0.016; waiting: queue 5, rtt 10, theirs 3, picture 4, whole 150
-    assert found.energy_j == pytest.approx(5 * 0.000016 + 2 * 0.006 + 3 * 0.0008 + 1 * 0.172)
+    # up 6; down 0.8; reply 0.016; waiting: rtt 10, theirs 3, picture 4, whole 150
+    assert found.energy_j == pytest.approx(5 * 0.000016 + 2 * 0.006 + 3 * 0.0008 + 1 * 0.167)
     # 6000 up, 400 down and twice 4096 of metadata at a millionth, 154 ms of companion time at a thousandth
     assert found.money == pytest.approx(1e-6 * (6_000 + 400 + 8_192) + 1e-3 * 154)
 

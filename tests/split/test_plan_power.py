@@ -67,13 +67,31 @@ def test_what_a_request_used_is_its_measured_stages_times_watts() -> None:
     measured_ms = {"queue": 30.0, "head": 40.0, "encode": 10.0, "network": 100.0, "tail": 15.0, "decode": 5.0}
     joules = used_joules(LTE_PHONE, measured_ms, {"up": 60.0, "down": 20.0}, 20.0, 220.0)
     # The network took 1.25 times what was predicted: 62.5 ms up, 12.5 ms down, 25 ms round trip. 55 ms of work; the
-    # other 90 ms it waited.
-    assert joules == pytest.approx(0.055 * 4.0 + 0.0625 * 2.5 + 0.0125 * 1.5 + 0.09 * 1.0)
+    # other 90 ms it waited, 30 of them for its turn here, which costs nothing.
+    assert joules == pytest.approx(0.055 * 4.0 + 0.0625 * 2.5 + 0.0125 * 1.5 + 0.06 * 1.0)
 
 
 def test_a_request_that_stayed_here_sends_nothing() -> None:
-    joules = used_joules(LTE_PHONE, {"queue": 10.0, "activate": 5.0, "image": 5.0, "whole": 90.0}, {}, 0.0, 110.0)
-    assert joules == pytest.approx(0.1 * 4.0 + 0.01 * 1.0)
+    measured_ms = {"queue": 10.0, "activate": 5.0, "image": 5.0, "whole": 90.0}
+    joules = used_joules(LTE_PHONE, measured_ms, {"up": 40.0, "down": 20.0}, 0.0, 115.0)
+    assert joules == pytest.approx(0.1 * 4.0)
+
+
+def test_a_request_whose_payload_left_and_that_was_finished_here_has_sent_it() -> None:
+    # 600 KB at 5 Mbit/s: 960 ms up, and half a round trip of 60 ms. Head 20 ms, tail 100 ms here, queues of 15 ms.
+    measured_ms = {"queue": 15.0, "head": 20.0, "local_tail": 100.0}
+    joules = used_joules(LTE_PHONE, measured_ms, {"up": 990.0, "down": 40.0}, 60.0, 1235.0, sent=True)
+    assert joules == pytest.approx(0.12 * 4.0 + 0.96 * 2.5 + 0.14 * 1.0)
+    # Answered after 535 ms, it cannot have sent for longer than the 400 ms that were left.
+    joules = used_joules(LTE_PHONE, measured_ms, {"up": 990.0, "down": 40.0}, 60.0, 535.0, sent=True)
+    assert joules == pytest.approx(0.12 * 4.0 + 0.4 * 2.5)
+
+
+def test_what_the_device_computed_for_an_answer_that_came_second_was_used() -> None:
+    measured_ms = {"head": 40.0, "network": 100.0, "tail": 15.0, "decode": 5.0}
+    alone = used_joules(LTE_PHONE, measured_ms, {"up": 60.0, "down": 40.0}, 20.0, 160.0)
+    both = used_joules(LTE_PHONE, measured_ms, {"up": 60.0, "down": 40.0}, 20.0, 160.0, doubled_ms=70.0)
+    assert both - alone == pytest.approx(0.07 * 4.0)
 
 
 def test_a_request_that_goes_as_predicted_uses_what_was_predicted() -> None:

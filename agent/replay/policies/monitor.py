@@ -7,7 +7,7 @@ from typing import Final
 
 from agent.replay.world import Outcome, Policy
 
-EVERY_S: Final = 1.0
+EVERY_S: Final = 5.0
 """A look at the link where nothing was sent for so long."""
 PROBE_BYTES: Final = 32_768
 LARGE_BYTES: Final = 16_384
@@ -17,7 +17,7 @@ class Monitoring(Policy):
     """Keeps a mean of the observed rate: `gain` 1 is the last observation, less is an exponentially weighted mean.
 
     Round trips are in it, as in the papers; of a small transfer they are nearly all, so those are not counted. Where no
-    large one is sent, it sends 32 KB a second to see the rate. The papers leave open how it is known then;
+    large one is sent, it sends 32 KB every five seconds to see the rate. The papers leave open how it is known then;
     implementations of them send a tensor every few seconds.
     """
 

@@ -73,7 +73,6 @@ class _Surgeon(Monitoring):
         if "down" in outcome.stages_ms and known is not None and known.there_ms > 0.0:
             self._load[outcome.arrival.model] = outcome.stages_ms["tail"] / known.there_ms
 
-
     def loaded(self, cloud_ratio: float) -> None:
         self._load = dict.fromkeys(self._plans, cloud_ratio)
 
