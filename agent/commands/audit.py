@@ -218,6 +218,7 @@ def _as_json(record: Record, recording: Recording, found: _Found) -> dict[str, o
         "torn_bytes": record.torn_bytes,
         "from_s": recording.zero_s,
         "hours": _hours(recording),
+        "gaps": recording.gaps,
         "energy": {"measured": power.measured, "source": power.source or None},
         "replay_off_ratio": _off(found),
         "policies": [msgspec.structs.asdict(one) for one in found.tallies.values()],
@@ -233,6 +234,9 @@ def _lines(record: Record, recording: Recording, found: _Found) -> Iterator[str]
     power = recording.world.power
     few = "" if record.seen == len(recording.happened) else f", {len(recording.happened)} of them recorded"
     yield f"{record.seen} requests{few} in {_span(_hours(recording))}"
+    if recording.gaps:
+        said = f"{recording.gaps} gaps of more than a day are" if recording.gaps > 1 else "a gap of more than a day is"
+        yield f"{said} left out: nothing was asked, or the clock was set"
     if record.lost:
         yield f"{record.lost} more are not in the record: of models not measured yet, or the disk was full"
     if record.torn_bytes:

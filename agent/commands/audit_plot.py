@@ -42,7 +42,7 @@ def draw(recording: Recording, total_ms: Mapping[str, Floats], path: Path) -> No
         left=80, top=80, right=WIDTH - 30, bottom=HEIGHT - 60, x_range=(0.0, until_s), y_range=(low, high), y_log=True
     )
     canvas.text((20, 30), "latency over time (medians)", size=17, anchor="ls")
-    _axes(canvas, panel, recording.zero_s, until_s)
+    _axes(canvas, panel, None if recording.gaps else recording.zero_s, until_s)
     x = 20.0
     for name, line in lines.items():
         canvas.line([(panel.x(at), panel.y(ms)) for at, ms in line], SHOWN[name], 1.6)
@@ -65,7 +65,8 @@ def _medians(at_s: Floats, recording: Recording, total_ms: Floats) -> list[tuple
     ]
 
 
-def _axes(canvas: Canvas, panel: Panel, zero_s: float, until_s: float) -> None:
+def _axes(canvas: Canvas, panel: Panel, zero_s: float | None, until_s: float) -> None:
+    """`zero_s`: wall clock at 0, None where there is no one clock."""
     low, high = panel.y_range
     for power in range(round(math.log10(low)), round(math.log10(high)) + 1):
         y = panel.y(10.0**power)
@@ -77,6 +78,11 @@ def _axes(canvas: Canvas, panel: Panel, zero_s: float, until_s: float) -> None:
         at_s = until_s * n / 6
         x = panel.x(at_s)
         canvas.line([(x, panel.top), (x, panel.bottom)], GRID, 1.0)
-        said = time.strftime(form, time.gmtime(zero_s + at_s))
+        said = time.strftime(form, time.gmtime((zero_s or 0.0) + at_s))
         canvas.text((x, panel.bottom + 8), said, size=11, colour=MUTED, anchor="ma")
-    canvas.text(((panel.left + panel.right) / 2, panel.bottom + 44), "time (UTC)", size=12, anchor="ms")
+    canvas.text(
+        ((panel.left + panel.right) / 2, panel.bottom + 44),
+        "time (UTC)" if zero_s is not None else "time, without gaps",
+        size=12,
+        anchor="ms",
+    )

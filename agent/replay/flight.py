@@ -11,15 +11,6 @@ from agent.replay.world import Arrival, Fate, Outcome, World
 from split.plan.plan import LOCAL, Placement, Plan
 
 
-class Work(IntEnum):
-    """What the worker does for a request."""
-
-    PREPARE = 0
-    """Picture, head, encoding; the whole of a local plan."""
-    FINISH = 1
-    """What is missing, from what is there."""
-
-
 class Finish(IntEnum):
     """How far the local finish of a remote request is."""
 
@@ -54,6 +45,10 @@ class Flight:
     decode_ms: float
     finish_ms: float
     fate: Fate
+    expected_here_ms: float = 0.0
+    """What the device is thought to need before anything leaves."""
+    expected_finish_ms: float = 0.0
+    """And for what is missing, once something has left."""
     finish: Finish = Finish.NONE
     is_sent: bool = False
     handed_at_s: float = 0.0

@@ -6,8 +6,9 @@ link and load were. Queues come about again by replaying.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -23,6 +24,11 @@ from split.plan.observation import Floats
 from split.plan.plan import LOCAL, Plan
 from split.plan.power import NO_POWER, Power
 
+GAP_S: Final = 86_400.0
+"""More without a request is no part of a day's traffic, and may be no time that passed at all."""
+LAID_S: Final = 60.0
+"""What it is in the world: long enough for all that was under way to end."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
@@ -35,6 +41,8 @@ class Recording:
     """What the device knew of the world's models before the requests came."""
     zero_s: float
     """Wall clock at the world's 0."""
+    gaps: int
+    """How often more than `GAP_S` passed between two requests; in the world they are `LAID_S` apart."""
 
     @property
     def weights(self) -> Floats:
@@ -67,8 +75,7 @@ def replayable(record: Record, *, prices: Prices | None = None, power: Power | N
     happened = happened_in(record)
     if not happened:
         raise BadRecord("the record holds no request: there is nothing to replay; send some, and ask again")
-    zero_s = happened[0].at_s
-    laid = [replace(one, at_s=one.at_s - zero_s) for one in happened]
+    laid, gaps = _laid(happened)
     head = record.heads[-1]
     thought = thought_of(laid)
     models = models_of(laid, thought, head.slowdown)
@@ -95,8 +102,20 @@ def replayable(record: Record, *, prices: Prices | None = None, power: Power | N
         ),
         happened=tuple(laid),
         known=known_of(laid, thought),
-        zero_s=zero_s,
+        zero_s=happened[0].at_s,
+        gaps=gaps,
     )
+
+
+def _laid(happened: Sequence[Happened]) -> tuple[list[Happened], int]:
+    """From 0 s on, and how many gaps were made short: a board without a clock starts in 1970, until NTP sets it."""
+    laid: list[Happened] = []
+    shift_s, gaps = -happened[0].at_s, 0
+    for one in happened:
+        if laid and one.at_s + shift_s - laid[-1].at_s > GAP_S:
+            shift_s, gaps = laid[-1].at_s + LAID_S - one.at_s, gaps + 1
+        laid.append(replace(one, at_s=one.at_s + shift_s))
+    return laid, gaps
 
 
 def outcomes_as_they_were(recording: Recording) -> list[Outcome]:

@@ -22,9 +22,10 @@ from typing import Final, Literal
 
 from agent.replay.course import Course
 from agent.replay.finishing import due_finishes
-from agent.replay.flight import Finish, Flight, Work
+from agent.replay.flight import Finish, Flight
+from agent.replay.worker import Work, Worker
 from agent.replay.world import Fate, Outcome, Policy, World
-from split.plan.plan import Plan
+from split.plan.plan import LOCAL, Plan
 from split.plan.probing import PING_COST_BYTES
 from split.plan.slack import reserved_ms
 
@@ -32,6 +33,8 @@ TICK_S: Final = 0.25
 """How often a policy may ping (`agent/uplink.py`)."""
 PINGS_OUT: Final = 4
 """Unanswered pings at once (`agent/uplink.py`)."""
+QUIET_S: Final = 60.0
+"""Without a request for so long nothing is asked of the link until the next one: a record may have days of that."""
 LIGHT_BYTES: Final = 256
 """A ping of so little padding passes every queue."""
 
@@ -71,11 +74,7 @@ class Simulation:
         self._epoch = 0
         """Of the connection; what belongs to an earlier one is void."""
         # the worker
-        self._jobs: list[tuple[float, int, int, Work]] = []
-        self._waiting_ms = 0.0
-        """Of those jobs, without the load of the moment."""
-        self._working: tuple[int, Work] | None = None
-        self._worked_at_s = 0.0
+        self._worker = Worker()
         self._due_token = 0
         # the link and the companion
         self._up: deque[tuple[int, float]] = deque()
@@ -93,7 +92,10 @@ class Simulation:
         self._heard_at_s = 0.0
         self._link_is: Literal["up", "silent", "lost"] = "up"
         """As far as this side knows."""
-        self._ticks = True
+        self._may_ping = type(policy).probe is not Policy.probe
+        self._is_ticking = False
+        self._asked_at_s = 0.0
+        """When the last request came or was answered."""
         self._choosing: int | None = None
 
     # -- what a policy may look at ------------------------------------------------------------------------------------
@@ -137,17 +139,18 @@ class Simulation:
                 is_short = to_s - from_s <= self.world.lost_after_s
                 heard_s = self._course.at(to_s).rtt_ms / 1000.0 if is_short else self.world.back_after_s
                 self._at(to_s + heard_s, _Event.BACK)
-        self._at(0.0, _Event.TICK)
         policy.begin(self)
+        self._start_ticking()
         for number, arrival in enumerate(self.world.arrivals):
             while self._events and self._events[0][0] <= arrival.at_s:
                 self._step()
-            self._now_s = arrival.at_s
+            self._now_s = self._asked_at_s = arrival.at_s
+            self._start_ticking()
             self._choosing = number
-            plan = policy.choose(arrival, arrival.at_s, self._queue_ms())
+            plan = policy.choose(arrival, arrival.at_s, self._worker.queue_ms(self._now_s))
             self._choosing = None
             self._begin(number, plan)
-        self._ticks = False
+        self._may_ping = False
         while self._flights and self._events:
             self._step()
         assert not self._flights, f"request {min(self._flights)} has no deadline, and the link never comes back"
@@ -160,12 +163,12 @@ class Simulation:
     def _fork(self) -> Simulation:
         """The same from here on, without a policy: nobody listens, nobody pings."""
         other = copy.copy(self)
-        other._policy, other._choosing, other._ticks, other.outcomes = None, None, False, []
+        other._policy, other._choosing, other._may_ping, other.outcomes = None, None, False, []
         other._events = list(self._events)
         other._flights = {number: replace(flight) for number, flight in self._flights.items()}
         for flight in other._flights.values():
             flight.stages_ms = dict(flight.stages_ms)
-        other._jobs, other._pings = list(self._jobs), dict(self._pings)
+        other._worker, other._pings = self._worker.fork(), dict(self._pings)
         other._up, other._tails, other._down = deque(self._up), deque(self._tails), deque(self._down)
         return other
 
@@ -199,7 +202,7 @@ class Simulation:
                 self._lose()
             case _Event.BACK:
                 self._back()
-            case _Event.TICK if self._ticks:
+            case _Event.TICK if self._may_ping:
                 self._tick()
             case _Event.GIVE_UP if number in self._flights:
                 self._give_up(self._flights[number])
@@ -210,25 +213,31 @@ class Simulation:
 
     def _begin(self, number: int, plan: Plan) -> None:
         flight = self._flights[number] = self._flight(number, plan)
+        flight.expected_here_ms = self._expected_ms(flight, finishes=False)
         if self.world.gives_up and flight.deadline_at_s < math.inf:
             self._at(flight.deadline_at_s, _Event.GIVE_UP, number)
         self._enter(flight, Work.PREPARE)
 
     def _enter(self, flight: Flight, work: Work) -> None:
         """Hand a job to the worker; what must be finished before it goes first."""
-        job_ms = flight.here_ms if work is Work.PREPARE else flight.finish_ms
-        self._make_room(job_ms, flight.deadline_at_s)
+        expected_ms = flight.expected_here_ms if work is Work.PREPARE else flight.expected_finish_ms
+        self._make_room(expected_ms, flight.deadline_at_s)
         flight.entered_at_s = self._now_s
-        self._order += 1
-        heapq.heappush(self._jobs, (flight.deadline_at_s, self._order, flight.number, work))
-        self._waiting_ms += job_ms
+        self._worker.enter(flight.number, work, deadline_at_s=flight.deadline_at_s, expected_ms=expected_ms)
         self._work_on()
         self._make_room()
 
+    def _expected_ms(self, flight: Flight, *, finishes: bool) -> float:
+        """As the policy has it; a remote plan that cannot be sent runs here as a local one."""
+        plan = flight.plan if flight.is_remote else LOCAL
+        if self._policy is None:
+            return self.world.device_ms(flight.arrival, plan, finishes=finishes)
+        return self._policy.expected_ms(flight.arrival, plan, finishes=finishes)
+
     def _work_on(self) -> None:
         """The worker takes its next job, where it is free."""
-        while self._working is None and self._jobs:
-            _, _, number, work = heapq.heappop(self._jobs)
+        while self._worker.running is None and self._worker:
+            number, work, expected_ms = self._worker.take()
             flight = self._flights.get(number)
             if flight is None:
                 continue  # withdrawn: its answer came from elsewhere
@@ -243,15 +252,12 @@ class Simulation:
             else:
                 job_ms, flight.finish = flight.finish_ms, Finish.RUNS
                 flight.stages_ms["finish_queue"], flight.stages_ms["finish"] = waited_ms, job_ms * load
-            self._waiting_ms = max(self._waiting_ms - job_ms, 0.0) if self._jobs else 0.0
             flight.compute_ms += job_ms * load
-            self._working, self._worked_at_s = (number, work), self._now_s + job_ms * load / 1000.0
-            self._at(self._worked_at_s, _Event.WORKED)
+            self._worker.begin(number, work, expected_ms, self._now_s)
+            self._at(self._now_s + job_ms * load / 1000.0, _Event.WORKED)
 
     def _worked(self) -> None:
-        assert self._working is not None
-        number, work = self._working
-        self._working = None
+        number, work = self._worker.done()
         flight = self._flights.get(number)
         if flight is not None:
             if work is Work.FINISH or not flight.is_remote:
@@ -259,17 +265,13 @@ class Simulation:
             else:
                 self._send(flight)
         self._work_on()
-        if self._jobs:
+        if self._worker:
             self._make_room()
 
-    def _queue_ms(self) -> float:
-        """Until a job that comes now and has the latest deadline would start."""
-        waiting_ms = self._waiting_ms * self._course.at(self._now_s).edge_ratio
-        return waiting_ms + (max(self._worked_at_s - self._now_s, 0.0) * 1000.0 if self._working is not None else 0.0)
-
     def _make_room(self, entering_ms: float = 0.0, deadline_at_s: float = math.inf) -> None:
-        """Begin every local finish that could not start in time behind what the worker has, a job of so many ms that is
-        about to enter included, and one that may begin early where the worker is free; as `agent/lateness.py` does."""
+        """Begin every local finish that could not start in time behind what the worker has, a job of so many expected
+        ms that is about to enter included, and one that may begin early where the worker is free: as
+        `agent/lateness.py`."""
         while due := self._due(entering_ms, deadline_at_s):
             for flight, fate in due:
                 if flight.waits:
@@ -279,8 +281,8 @@ class Simulation:
         watched = [one for one in self._flights.values() if one.waits and one.may_finish]
         if not watched:
             return []
-        free_at_s = self._now_s + self._queue_ms() / 1000.0
-        behind_at_s = free_at_s + entering_ms * self._course.at(self._now_s).edge_ratio / 1000.0
+        free_at_s = self._now_s + self._worker.queue_ms(self._now_s) / 1000.0
+        behind_at_s = free_at_s + entering_ms / 1000.0
         due, next_at_s = due_finishes(
             watched, now_s=self._now_s, free_at_s=free_at_s, behind_at_s=behind_at_s, deadline_at_s=deadline_at_s
         )
@@ -300,16 +302,17 @@ class Simulation:
         flight.fate = Fate.GIVEN_UP
         if "queue" not in flight.stages_ms:
             flight.stages_ms["queue"] = (self._now_s - flight.entered_at_s) * 1000.0
-            self._waiting_ms = max(self._waiting_ms - flight.here_ms, 0.0)
+            self._worker.withdraw(flight.expected_here_ms)
         self._answer(flight)
 
     def _answer(self, flight: Flight) -> None:
         """The first answer is the answer; the rest is called off."""
         del self._flights[flight.number]
         if flight.finish is Finish.WAITS:
-            self._waiting_ms = max(self._waiting_ms - flight.finish_ms, 0.0)
+            self._worker.withdraw(flight.expected_finish_ms)
         if flight.is_remote:
             self._call_off(flight)
+        self._asked_at_s = self._now_s
         outcome = flight.outcome(self.world, self._now_s)
         self.outcomes.append(outcome)
         if flight.fate is Fate.HEDGED:
@@ -323,12 +326,12 @@ class Simulation:
     # -- the link and the companion -----------------------------------------------------------------------------------
 
     def _send(self, flight: Flight) -> None:
+        flight.expected_finish_ms = self._expected_ms(flight, finishes=True)
         if not self.is_connected:
             self._finish(flight, Fate.UNSENT)
             return
         flight.ahead_bytes, flight.handed_at_s, flight.is_sent = self.ahead_bytes(), self._now_s, True
-        load = self._course.at(self._now_s).edge_ratio
-        finish_ms = flight.finish_ms * load
+        finish_ms = flight.expected_finish_ms
         if flight.deadline_at_s < math.inf:
             flight.reserved_ms = reserved_ms(finish_ms, (flight.deadline_at_s - self._now_s) * 1000.0)
         if self._policy is not None:
@@ -477,8 +480,16 @@ class Simulation:
             if self._policy is not None:
                 self._policy.back(self._now_s)
 
+    def _start_ticking(self) -> None:
+        if self._may_ping and not self._is_ticking:
+            self._is_ticking = True
+            self._at(self._now_s, _Event.TICK)
+
     def _tick(self) -> None:
         """The heartbeat: a light ping while the companion owes an answer, else whatever the policy wants."""
+        if not self._flights and self._now_s - self._asked_at_s > QUIET_S:
+            self._is_ticking = False
+            return
         self._at(self._now_s + TICK_S, _Event.TICK)
         owes = self._link_is == "silent" or self._is_owed
         if not owes:

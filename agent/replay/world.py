@@ -176,6 +176,15 @@ class World:
         """What this request may be served by."""
         return self.sized.get((arrival.model, arrival.sizes)) or self.models[arrival.model]
 
+    def device_ms(self, arrival: Arrival, plan: Plan, *, finishes: bool) -> float:
+        """What the device takes for a request before anything leaves (a local one: in all), or (`finishes`) for what is
+        missing then; without load and draws."""
+        stages = self.plans(arrival)[plan]
+        if finishes:
+            return self.slowdown * stages.finish_ms
+        image_ms = stages.image_ms if arrival.encoded_bytes and plan.codec != "encoded" else 0.0
+        return self.slowdown * (image_ms + stages.head_ms + stages.encode_ms)
+
     def draws(self) -> list[tuple[float, float, float, float]]:
         """Per arrival the factors on its device stages, its way up, its companion stages and its way down."""
         if self.jitter == 0.0:
@@ -219,11 +228,16 @@ class Policy(ABC):
     def choose(self, arrival: Arrival, now_s: float, edge_queue_ms: float) -> Plan:
         """The plan of one request; one of `World.plans`. What is remote is run here where `View.is_connected` is not.
 
-        `edge_queue_ms`: what the device's worker has still to do."""
+        `edge_queue_ms`: what the device's worker has still to do, as far as it was expected (`expected_ms`)."""
+
+    def expected_ms(self, arrival: Arrival, plan: Plan, *, finishes: bool) -> float:
+        """What the device is expected to take, as `World.device_ms`: what queues and latest starts are reckoned with.
+        Who knows of load or of a wrong profile says otherwise."""
+        return self._view.world.device_ms(arrival, plan, finishes=finishes)
 
     def sent(self, number: int, plan: Plan, now_s: float, finish_ms: float) -> float:
         """The payload of a request was handed to the uplink: from when on, in ms from now, the device begins to finish
-        it if it has nothing else to do; inf: not before it must. `finish_ms`: what the device would need."""
+        it if it has nothing else to do; inf: not before it must. `finish_ms`: what the device is expected to need."""
         return math.inf
 
     def observe(self, outcome: Outcome) -> None:
@@ -244,7 +258,7 @@ class Policy(ABC):
 
     def probe(self, now_s: float) -> int:
         """Bytes of padding of a ping to be sent now; 0: none. Asked four times a second and after replies, while no
-        request waits for the companion."""
+        request waits for the companion; not in long pauses. For a policy that does not say, no ping is ever sent."""
         return 0
 
     def ponged(self, rtt_ms: float, padding_bytes: int, now_s: float) -> None:

@@ -119,6 +119,26 @@ def test_a_recorded_request_counts_for_those_it_stands_for() -> None:
     assert set(recording.weights) == {10.0}
 
 
+def test_a_clock_that_was_set_is_no_pause_of_half_a_century() -> None:
+    """Started in 1970, set by NTP after the first batches: the same requests, a minute apart there."""
+    record = unpack(recorded("steady")[2], name="it")
+    head, batches = record.heads[0], record.batches
+    early = msgspec.structs.replace(head, started_s=head.started_s - 1.7e9)
+    half = len(batches) // 2
+    jumped = tuple((int(n >= half), batch) for n, (_, batch) in enumerate(batches))
+    recording = replayable(msgspec.structs.replace(record, heads=(early, head), batches=jumped))
+    assert recording.gaps == 1
+    straight = replayable(record)
+    assert straight.gaps == 0
+    at_s, straight_s = ([one.at_s for one in each.happened] for each in (recording, straight))
+    steps_s, straight_steps_s = np.diff(at_s), np.diff(straight_s)
+    jump = int(steps_s.argmax())
+    assert steps_s[jump] == pytest.approx(60.0)
+    np.testing.assert_allclose(np.delete(steps_s, jump), np.delete(straight_steps_s, jump), atol=1e-6)
+    found = simulate(recording.world, Ours(recording.known))
+    assert total_ms(found) == pytest.approx(total_ms(recorded("steady")[1]), rel=0.1)
+
+
 def test_plans_that_the_contract_forbids_are_not_replayed_unless_they_ran() -> None:
     record = unpack(recorded("steady")[2], name="it")
     batches = tuple(

@@ -246,6 +246,48 @@ def test_a_probe_weighs_on_the_link_and_comes_back_with_its_time() -> None:
     assert simulation.probe_bytes == 12_756
 
 
+def test_what_the_worker_has_to_do_is_known_as_it_is_expected_not_as_it_turns_out() -> None:
+    """Everything takes three times as long, and what each request draws. One who knows of the load says so."""
+    loaded = replace(STEADY, edge_ratio=3.0)
+    run = replace(world([0.0, 0.01], trace=(loaded,), deadline_ms=400.0), jitter=0.3)
+    queues_ms: list[float] = []
+    finishes_ms: list[float] = []
+
+    class Watching(Fixed):
+        def choose(self, arrival: Arrival, now_s: float, edge_queue_ms: float) -> Plan:
+            queues_ms.append(edge_queue_ms)
+            return super().choose(arrival, now_s, edge_queue_ms)
+
+        def sent(self, number: int, plan: Plan, now_s: float, finish_ms: float) -> float:
+            finishes_ms.append(finish_ms)
+            return math.inf
+
+    class Knowing(Watching):
+        def expected_ms(self, arrival: Arrival, plan: Plan, *, finishes: bool) -> float:
+            return 3.0 * super().expected_ms(arrival, plan, finishes=finishes)
+
+    simulate(run, Watching("split", {"m": SPLIT}))
+    simulate(run, Knowing("split", {"m": SPLIT}))
+    assert queues_ms == pytest.approx([0.0, 21.0 - 10.0, 0.0, 63.0 - 10.0])
+    assert finishes_ms == pytest.approx([80.0, 80.0, 240.0, 240.0])
+
+
+@pytest.mark.parametrize("gap_s", [2e5, 1.7e9])
+def test_a_pause_of_days_takes_no_time_to_simulate(gap_s: float) -> None:
+    asked_at_s: list[float] = []
+
+    class Probing(Local):
+        def probe(self, now_s: float) -> int:
+            asked_at_s.append(now_s)
+            return 0
+
+    run = world([0.0, 1.0, gap_s, gap_s + 1.0])
+    assert len(simulate(run, Probing())) == len(simulate(run, Local())) == 4
+    assert len(asked_at_s) < 300
+    assert max(at_s for at_s in asked_at_s if at_s < 1e5) == pytest.approx(61.0, abs=0.5)
+    assert sum(at_s >= gap_s for at_s in asked_at_s) >= 4  # from the next request on as before
+
+
 def test_a_link_that_never_comes_back_ends_requests_by_their_deadline() -> None:
     gone = (STEADY, replace(STEADY, at_s=0.025, connected=False))
     [outcome] = simulate(world([0.0], trace=gone, deadline_ms=math.inf), BY_CUT)

@@ -92,6 +92,14 @@ class Ours(Policy):
         self._number += 1
         return decision.chosen.plan
 
+    def expected_ms(self, arrival: Arrival, plan: Plan, *, finishes: bool) -> float:
+        planner, model, facts = self._planner, arrival.model, _facts(arrival)
+        is_picture = bool(arrival.encoded_bytes) and (plan.codec == "encoded") == finishes
+        image_ms = planner.image_ms(model) if is_picture else 0.0
+        if finishes:
+            return image_ms + planner.finish_ms(model, plan.cut, facts)
+        return image_ms + planner.prepare_ms(model, plan, facts)
+
     def sent(self, number: int, plan: Plan, now_s: float, finish_ms: float) -> float:
         decision, arrival = self._decided[number], self._view.world.arrivals[number]
         behaviour = self._known[arrival.model].contract.behaviour
