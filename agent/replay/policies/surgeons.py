@@ -25,8 +25,8 @@ class _Predicted:
 class _Surgeon(Monitoring):
     """Least of: device + bytes / rate + load · server. Device and server are known from profiles (the server's as a
     multiple of the device's, by their times for the whole model), rate and load as observed last: by the last answer,
-    or told with a ping since. The server's profile is right, which is more than the device is told of it. No round trip,
-    no reply, no queue, no codec and no encoded input: none of the papers has them."""
+    or told with a ping since. The server's profile is right, which is more than the device is told of it. No round
+    trip, no reply, no queue, no codec and no encoded input: none of the papers has them."""
 
     def __init__(self, known: Mapping[str, Known]) -> None:
         super().__init__()
