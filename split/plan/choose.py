@@ -41,10 +41,15 @@ class Compared:
 
     @staticmethod
     def of(
-        table: PlanTable, observation: Observation, facts: RequestFacts, prediction: Prediction, mask: Flags
+        table: PlanTable,
+        observation: Observation,
+        facts: RequestFacts,
+        prediction: Prediction,
+        mask: Flags,
+        energy_j: Floats | None,
     ) -> Compared:
-        """`table` as for `predict`."""
-        scored = score(table, observation, facts, prediction, mask)
+        """As `score`."""
+        scored = score(table, observation, facts, prediction, mask, energy_j)
         return Compared(
             table=table,
             observation=observation,

@@ -14,13 +14,13 @@ from split.errors import InvalidRequest
 from split.plan.observation import Flags, Floats, Observation
 from split.plan.plan import Placement, RequestFacts
 from split.plan.predict import payload_bytes
-from split.plan.score import crossing_units, energies_j, station_units
+from split.plan.score import crossing_units, energies_j
 from split.plan.table import LOCAL_ROW, Column, PlanTable
 from split.profiles.contract import PRIVACY_ORDER
 
 
-def may_run(table: PlanTable, observation: Observation, facts: RequestFacts, units: Floats) -> Flags:
-    """[plan]; `table` as for `predict`, `units`: of its `Prediction`."""
+def may_run(table: PlanTable, observation: Observation, facts: RequestFacts, energy_j: Floats | None) -> Flags:
+    """[plan]; `table` as for `predict`, `energy_j`: of `score.energies_j`, asked for only while the battery is low."""
     remote = observation.remote
     if remote is None:
         return only_local(len(table))
@@ -31,7 +31,7 @@ def may_run(table: PlanTable, observation: Observation, facts: RequestFacts, uni
     if remote.metered_left_bytes < math.inf:
         mask &= _crossing_bytes(table, facts) <= remote.metered_left_bytes
     if observation.battery_low and mask[LOCAL_ROW]:
-        energy_j = _energy_j(table, observation, facts, units)
+        assert energy_j is not None
         mask &= energy_j <= energy_j[LOCAL_ROW]
     return mask if mask.any() else only_local(len(table))
 
@@ -69,7 +69,7 @@ def not_now(table: PlanTable, observation: Observation, facts: RequestFacts, uni
     if plan.codec == "encoded" and remote.encoded_why_not:
         return remote.encoded_why_not
     if observation.battery_low and table.allowed[_level(facts)][LOCAL_ROW]:
-        here, there = _energy_j(table, observation, facts, units)[[LOCAL_ROW, row]].tolist()
+        here, there = energies_j(table, observation, facts, units)[[LOCAL_ROW, row]].tolist()
         if there > here:
             return f"the battery is low, and it would take {there:.3g} J, running here {here:.3g} J"
     return ""
@@ -83,11 +83,6 @@ def _crossing_bytes(table: PlanTable, facts: RequestFacts) -> Floats:
     """What each plan moves over the link, request and reply with their metadata; 0 for local."""
     moved: Floats = crossing_units(facts) @ table.costs
     return moved
-
-
-def _energy_j(table: PlanTable, observation: Observation, facts: RequestFacts, units: Floats) -> Floats:
-    """What each plan draws once everything is open."""
-    return energies_j(table, observation, facts, units, station_units(observation, facts, units))
 
 
 # -- forced plans -------------------------------------------------------------------------------------------------

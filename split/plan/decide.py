@@ -16,6 +16,7 @@ from split.plan.observation import Observation
 from split.plan.parting import in_parts
 from split.plan.plan import Decision, PlanEstimate, RequestFacts
 from split.plan.predict import predict
+from split.plan.score import energies_j, weighs_energy
 from split.plan.table import LOCAL_ROW, PlanTable
 
 
@@ -41,7 +42,8 @@ def decide(
                 why_no_split=lambda: f"no split: {alone}",
             )
     prediction = in_parts(as_built, observation, facts, predict(table, observation, facts))
-    mask = may_run(table, observation, facts, prediction.units)
+    energy_j = energies_j(table, observation, facts, prediction.units) if weighs_energy(table, observation) else None
+    mask = may_run(table, observation, facts, energy_j)
     forced = facts.mode is not None or facts.cut is not None
     prefix = suffix = ""
     if forced or facts.codec is not None:
@@ -51,7 +53,7 @@ def decide(
         if not mask.any():
             mask = only_local(len(table))
             suffix = f"; {why_unmet(table, observation, facts, prediction.units, wish)}"
-    compared = Compared.of(table, observation, facts, prediction, mask)
+    compared = Compared.of(table, observation, facts, prediction, mask, energy_j)
     best, why = compared.best(None if forced else observation.incumbent)
     row, explored = best, None
     if explorer is not None and not prefix:
@@ -66,7 +68,7 @@ def decide(
         return prefix + said + (suffix if forced else bound(compared, best))
 
     return Decision(
-        chosen=estimate(table, observation, facts, prediction, row),
+        chosen=estimate(table, observation, facts, prediction, row, may_run=row != LOCAL_ROW),
         runners_up=RunnersUp(compared, row),
         reason_of=reason,
         candidates=len(table),

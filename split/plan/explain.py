@@ -27,9 +27,15 @@ _STAGES_HERE: Final = dict.fromkeys(
 
 
 def estimate(
-    table: PlanTable, observation: Observation, facts: RequestFacts, prediction: Prediction, row: int
+    table: PlanTable,
+    observation: Observation,
+    facts: RequestFacts,
+    prediction: Prediction,
+    row: int,
+    *,
+    may_run: bool = False,
 ) -> PlanEstimate:
-    """One plan of the table; `table` as for `predict`."""
+    """One plan of the table; `table` as for `predict`. `may_run`: it is known that nothing forbids it."""
     costs: list[float] = table.costs[:, row].tolist()
     units: list[float] = prediction.units.tolist()
     by_size, calls = [unit * cost for unit, cost in zip(units, costs, strict=True)], Column.ENCODE_CALL
@@ -51,7 +57,7 @@ def estimate(
         if remote.link.slow_start is not None:
             window_ms = remote.link.slow_start.ms(up_bytes)
         crossing_bytes = up_bytes + costs[Column.DOWN] + 2 * REQUEST_METADATA_BYTES
-    why_not = never(table, facts, row) or not_now(table, observation, facts, prediction.units, row)
+    why_not = "" if may_run else never(table, facts, row) or not_now(table, observation, facts, prediction.units, row)
     stages_ms = {
         "queue": queue_ms,
         "activate": opening_ms,

@@ -61,22 +61,32 @@ class Score:
         return self.objective.throughput < SPREADS_FROM
 
 
+def weighs_energy(table: PlanTable, observation: Observation) -> bool:
+    """Whether joules count for this request."""
+    return observation.battery_low or table.objective.energy > 0.0
+
+
 def score(
-    table: PlanTable, observation: Observation, facts: RequestFacts, prediction: Prediction, mask: Flags
+    table: PlanTable,
+    observation: Observation,
+    facts: RequestFacts,
+    prediction: Prediction,
+    mask: Flags,
+    energy_j: Floats | None,
 ) -> Score:
-    """Every plan's value; `table` as for `predict`, `mask`: the plans that may run (at least one)."""
+    """Every plan's value; `table` as for `predict`, `mask`: the plans that may run (at least one), `energy_j`: of
+    `energies_j`, None where it counts nothing."""
     objective, backlog = table.objective, observation.backlog
     waits_ms = backlog.total_ms
     if waits_ms == 0.0 and not observation.battery_low and objective.time_alone:
         return Score(value_ms=prediction.mean_ms, objective=table.unloaded)
     stations = station_units(observation, facts, prediction.units)
-    energy_j = money = demand_ms = None
+    money = demand_ms = None
     energy_ref = money_ref = waiting = 0.0
     latency_ms = prediction.mean_ms
-    if objective.energy > 0.0 or observation.battery_low:
-        energy_j = energies_j(table, observation, facts, prediction.units, stations)
+    if energy_j is not None:
         if (opening := observation.opening) is not None:
-            energy_j += observation.power.compute_w / 1000.0 * opening.run_ms
+            energy_j = energy_j + observation.power.compute_w / 1000.0 * opening.run_ms
         energy_ref = _reference(energy_j, LOCAL_ROW)
     if objective.cost > 0.0:
         money = money_units(observation, facts, stations) @ table.costs
@@ -122,13 +132,11 @@ def station_units(observation: Observation, facts: RequestFacts, units: Floats) 
     return stations
 
 
-def energies_j(
-    table: PlanTable, observation: Observation, facts: RequestFacts, units: Floats, stations: Floats
-) -> Floats:
+def energies_j(table: PlanTable, observation: Observation, facts: RequestFacts, units: Floats) -> Floats:
     """[plan]: `Power.joules` of each, once everything is open. Device work computes, bytes are sent and received, all
-    the rest waits for the companion, for TCP's window too, but for the worker's queue, which costs nothing. `units`:
-    of the `Prediction`; `stations`: of `station_units`."""
-    power = observation.power
+    the rest waits for the companion, for TCP's window too, but for the worker's queue, which costs nothing. `table` as
+    for `predict`, `units`: of its `Prediction`."""
+    power, stations = observation.power, station_units(observation, facts, units)
     wait_w = power.wait_w
     above_waiting = np.array((power.compute_w - wait_w, power.send_w - wait_w, 0.0, power.receive_w - wait_w))
     waiting = units.copy()
