@@ -6,6 +6,7 @@ No I/O, no clock, one thread (the event loop's), as the planner.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -26,6 +27,9 @@ from split.profiles.measured import ModelProfile
 
 WORTH_A_TABLE: Final = 0.01
 """A residual that moved a cost by less is not worth a new table (30 µs): measurements scatter by five times as much."""
+
+REST_S: Final = 1.0
+"""So often residuals are let rest: they return with a time constant of thirty times as much."""
 
 FAR: Final = 100.0
 """A request that is expected to take so many times more or less than the profiled one teaches nothing about that: an
@@ -107,6 +111,7 @@ class KnownModel:
     opening_ms: Callable[[], OpeningMs]
     explorer: Explorer | None
     """None for class gold, whose requests try nothing out."""
+    _rested_at_s: float = -math.inf
     _opening_known: OpeningMs | None = None
     _opening: Opening | None = None
 
@@ -300,6 +305,34 @@ class KnownModel:
         """As `Planner.observe_total`."""
         if self.explorer is not None and plan in self.table.row_of:
             self.explorer.observe(self.table.row_of[plan], measured_ms, predicted_ms)
+
+    def rest(self, now_s: float) -> None:
+        """It is `now_s`, and a request is decided: what was measured some time ago has aged."""
+        self.edge.rest(now_s)
+        self.cloud.rest(now_s)
+        seconds = now_s - self._rested_at_s
+        if seconds < REST_S:
+            return
+        self._rested_at_s = now_s
+        if seconds < math.inf:
+            heads = self._rested(self.head_residuals, self.measured.costs[Column.HEAD], Column.HEAD, seconds)
+            tails = self._rested(self.tail_residuals, self.cloud_ms, Column.TAIL, seconds)
+            if heads is not None or tails is not None:
+                self.table = self.table.with_compute(head_ms=heads, tail_ms=tails)
+
+    def _rested(
+        self, residuals: Mapping[CutId | Placement, Residual], base_ms: Floats, column: Column, seconds: float
+    ) -> Floats | None:
+        """Times with the residuals after so much rest; None where that is worth no table."""
+        known_ms = found_ms = self.table.costs[column]
+        for key, residual in residuals.items():
+            residual.rest(seconds)
+            rows = self.groups[key]
+            row = int(rows.argmax())
+            now_ms = float(base_ms[row]) * residual.ratio
+            if abs(now_ms - float(known_ms[row])) > WORTH_A_TABLE * now_ms:
+                found_ms = np.where(rows, base_ms * residual.ratio, found_ms)
+        return None if found_ms is known_ms else found_ms
 
     def unsettle(self, factor: float) -> None:
         """The device's speed is another one, probably by `factor`."""

@@ -336,8 +336,7 @@ class Planner:
         self, model: KnownModel, metered: Metered | None, edge_queue_ms: float, now_s: float
     ) -> Observation:
         why_not = self._companion.why_not(model, metered)
-        model.edge.rest(now_s)
-        model.cloud.rest(now_s)
+        model.rest(now_s)
         remote, power = None if why_not else self._companion.remote(model, metered, now_s), self._power_model()
         return Observation(
             edge_queue_ms=edge_queue_ms,

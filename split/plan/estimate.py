@@ -182,18 +182,26 @@ class Residual:
 
     `estimated`: what is expected was never measured, so that the first observations count as much as it does: they
     are averaged with it until their weight is that of `GAIN`.
+
+    Like the drift it returns to what is usual while nothing is measured (`rest`): a plan that is left after slow runs
+    is not measured again, so that they would be held against it for good. Usual is the average of the last `REMEMBERED`
+    observations and of the profile, which counts as `PROFILE_RUNS` more.
     """
 
     GAIN: Final = 0.2
     PROVEN_AFTER: Final = 3
     """Observations after which an estimate is one no more: it has a quarter of the weight left."""
+    PROFILE_RUNS: Final = 10
+    REMEMBERED: Final = 40
+    """The profile keeps a fifth of the weight: it alone tells a residual from the drift of its side."""
     BOUND: Final = math.log(1.5)
     """A stage that is off by more than half was measured wrongly or is another stage."""
 
-    __slots__ = ("_gain", "_log", "count")
+    __slots__ = ("_average", "_gain", "_log", "_profile_runs", "count")
 
     def __init__(self, *, estimated: bool = False) -> None:
-        self._log = 0.0
+        self._log = self._average = 0.0
+        self._profile_runs = 1 if estimated else self.PROFILE_RUNS
         self._gain = 0.5 if estimated else self.GAIN
         self.count = 0
 
@@ -212,10 +220,19 @@ class Residual:
             return
         error = math.log(max(measured_ms, 1e-3) / expected_ms) - self._log
         # Clip before averaging: a stall must not leave a trace of itself for twenty requests.
-        step = self._gain * min(max(error, -0.3), 0.3)
+        clipped = min(max(error, -0.3), 0.3)
+        step = self._gain * clipped
         self._gain = max(self._gain / (1.0 + self._gain), self.GAIN)  # 1/2, 1/3, 1/4, 1/5: an average
         self.count += 1
+        seen = min(max(self._log + clipped, -self.BOUND), self.BOUND)
+        self._average += max(1.0 / self.count, 1.0 / self.REMEMBERED) * (seen - self._average)
         self._log = min(max(self._log + step, -self.BOUND), self.BOUND)
+
+    def rest(self, seconds: float) -> None:
+        """So much time has passed since it was asked last."""
+        count = min(self.count, self.REMEMBERED)
+        usual = self._average * count / (self._profile_runs + count)
+        self._log = usual + (self._log - usual) * math.exp(-seconds / Drift.RETURN_S)
 
 
 class CloudQueue:

@@ -53,6 +53,27 @@ def test_a_plan_that_waits_for_tcps_window_is_predicted_so_and_small_payloads_wi
     assert choose(planner, forced).chosen.predicted_ms == pytest.approx(before.predicted_ms, rel=0.05)
 
 
+def test_a_plan_that_was_left_after_slow_runs_is_not_held_to_them_for_good() -> None:
+    """Local takes 100 ms; it is slow for a while, then the companion answers and it is never measured again."""
+    planner = connected_planner()
+    here = dataclasses.replace(TENSOR, mode=Placement.LOCAL)
+
+    def expected_ms(now_s: float) -> float:
+        return choose(planner, here, now_s=now_s).chosen.stages_ms["head"]
+
+    for n in range(20):
+        assert expected_ms(2.0 + 0.1 * n) == pytest.approx(100.0, rel=0.01)
+        planner.observe_edge("m", LOCAL, "whole", 100.0)
+    for n in range(6):
+        planner.observe_edge("m", LOCAL, "whole", 140.0)
+        expected_ms(4.0 + 0.1 * n)
+    assert expected_ms(5.0) > 125.0
+    for n in range(180):
+        rested_ms = expected_ms(6.0 + n)
+    # six of all runs were 40 % slower, and the profile counts as ten more
+    assert 100.0 < rested_ms < 100.0 * (1.0 + 0.4 * 6 / 26)
+
+
 def test_a_throttle_or_another_clock_is_expected_at_once_and_learned_by_two_runs() -> None:
     planner = knowing_planner()
     for n in range(30):

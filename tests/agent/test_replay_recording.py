@@ -43,7 +43,9 @@ def test_replaying_what_was_done_comes_to_what_was_measured(name: str) -> None:
 def test_what_nobody_did_comes_to_what_it_would_have_taken(name: str) -> None:
     """The world that was recorded from is the truth: everything local in it, and in its recording."""
     truth = simulate(recorded(name)[0], Local())
-    assert total_ms(simulate(replayed(name).world, Local())) == pytest.approx(total_ms(truth), rel=0.1)
+    # What local takes there is the median of seven runs that scatter by 15 %: that scatters by 1.25 · 15 % / √7 = 7 %.
+    rel = 0.14 if name == "scattered" else 0.1
+    assert total_ms(simulate(replayed(name).world, Local())) == pytest.approx(total_ms(truth), rel=rel)
 
 
 @pytest.mark.parametrize("name", ["steady", "outage"])

@@ -52,6 +52,25 @@ def test_residual_learns_a_small_error_and_is_bounded() -> None:
     assert residual.ratio == pytest.approx(1.5)
 
 
+def test_a_residual_returns_to_what_is_usual_while_nothing_is_measured() -> None:
+    stalled, slower, estimated = Residual(), Residual(), Residual(estimated=True)
+    stalled.observe(13.0, 10.0)
+    assert stalled.ratio == pytest.approx(1.3**0.2)
+    stalled.rest(0.0)
+    assert stalled.ratio == pytest.approx(1.3**0.2)
+    for _ in range(30):
+        stalled.rest(20.0)
+    assert stalled.ratio == pytest.approx(1.3 ** (1 / 11))  # ten profiled runs and this one
+    for _ in range(40):
+        slower.observe(11.0, 10.0)
+    for _ in range(3):
+        estimated.observe(12.0, 10.0)
+    for residual in (slower, estimated):
+        residual.rest(600.0)
+    assert slower.ratio == pytest.approx(1.1**0.8, rel=0.005)  # forty of fifty: what all runs say is no stall
+    assert estimated.ratio == pytest.approx(1.2**0.75)  # three of four
+
+
 def test_no_single_surprise_alarms_and_two_in_one_direction_do() -> None:
     detector = ChangeDetector()
     assert not detector.changed(1e9)
