@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from agent.planner import Planner
 from split.errors import UnknownModel
-from split.graph.card import CutCard, ModelCard
 from split.graph.growth import CutGrowth, Elements, Extent, Growth, Step
-from split.ids import CutId, ModelDigest
+from split.ids import CutId
 from split.plan.objective import Prices
 from split.plan.observation import Metered
 from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate, RequestFacts
@@ -28,34 +27,10 @@ from split.profiles.image_spec import ImageSpec
 from split.profiles.measured import CodecCosts, CutCosts, ModelProfile
 from split.profiles.radio import RADIOS, LinkKind
 from split.tensor import TensorSpec
+from tests.agent.tiny_card import CUT, OFFLOAD, SPLIT, tiny_card
 
-CUT = CutId("aaaaaaaaaaaa")
-SPLIT = Plan(placement=Placement.SPLIT, cut=CUT, codec="raw")
-OFFLOAD = Plan(placement=Placement.OFFLOAD, codec="raw")
 ENCODED = Plan(placement=Placement.OFFLOAD, codec="encoded")
-CARD = ModelCard(
-    digest=ModelDigest("sha256:" + "0" * 64),
-    path="/models/tiny.onnx",
-    files=(),
-    inputs=(TensorSpec(name="x", dtype="FP32", shape=(1, 3, 64, 64)),),
-    outputs=(TensorSpec(name="y", dtype="FP32", shape=(1, 10)),),
-    nodes=10,
-    opset=17,
-    cuts=(
-        CutCard(
-            id=CUT,
-            boundary=(TensorSpec(name="t", dtype="FP32", shape=(1, 1000)),),
-            head_inputs=("x",),
-            head_outputs=(),
-            tail_inputs=(),
-            shown_inputs=(),
-            tail_outputs=("y",),
-            nodes=3,
-            compute_share=0.3,
-            node_bitmap="07",
-        ),
-    ),
-)
+CARD = tiny_card()
 
 
 def codec(size: int) -> CodecCosts:

@@ -17,7 +17,8 @@ from split.plan.power import PowerModel
 from split.plan.probing import PING_BURST_BYTES, PING_COST_BYTES, PROBE_BURST_BYTES
 from split.plan.slow_start import SendWindow
 from split.profiles.radio import Radio
-from tests.agent.test_planner import CUT, OFFLOAD, SPLIT, TENSOR, choose, connected_planner, knowing_planner
+from tests.agent.test_planner import TENSOR, choose, connected_planner, knowing_planner
+from tests.agent.tiny_card import CUT, OFFLOAD, SPLIT
 
 
 def test_a_plan_that_waits_for_tcps_window_is_predicted_so_and_small_payloads_win() -> None:

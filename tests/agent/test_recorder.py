@@ -39,42 +39,15 @@ from agent.record import (
 )
 from agent.record_files import HOUR_BYTES, RecordFiles
 from agent.recorder import EVERY_S, RING_BYTES, Recorder
-from split.graph.card import CutCard, ModelCard
-from split.ids import CutId, ModelDigest
-from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate, RequestFacts
+from split.plan.plan import LOCAL, Decision, Plan, PlanEstimate, RequestFacts
 from split.plan.power import NO_POWER
 from split.plan.table import Column, PlanTable
 from split.profiles.contract import Contract
 from split.profiles.measured import CodecCosts, CutCosts, ModelProfile
-from split.tensor import TensorSpec
+from tests.agent.tiny_card import CUT, SPLIT, tiny_card
 
-CUT = CutId("aaaaaaaaaaaa")
-SPLIT = Plan(placement=Placement.SPLIT, cut=CUT, codec="raw")
-OFFLOAD = Plan(placement=Placement.OFFLOAD, codec="raw")
 LINK = {"rtt_ms": 21.5, "up_mbit_s": 19.75, "down_mbit_s": 48.5, "age_s": 0.1}
-CARD = ModelCard(
-    digest=ModelDigest("sha256:" + "0" * 64),
-    path="/models/tiny.onnx",
-    files=(),
-    inputs=(TensorSpec(name="secret-input", dtype="FP32", shape=(1, 3, 64, 64)),),
-    outputs=(TensorSpec(name="y", dtype="FP32", shape=(1, 10)),),
-    nodes=10,
-    opset=17,
-    cuts=(
-        CutCard(
-            id=CUT,
-            boundary=(TensorSpec(name="secret-boundary", dtype="FP32", shape=(1, 1000)),),
-            head_inputs=("secret-input",),
-            head_outputs=(),
-            tail_inputs=(),
-            shown_inputs=(),
-            tail_outputs=("y",),
-            nodes=3,
-            compute_share=0.3,
-            node_bitmap="07",
-        ),
-    ),
-)
+CARD = tiny_card("secret-input", "secret-boundary")
 PROFILE = ModelProfile(
     digest=CARD.digest,
     runtime="onnxruntime 1",

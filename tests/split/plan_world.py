@@ -22,15 +22,23 @@ from split.tensor import TensorSpec
 EARLY, LATE = CutId("aaaaaaaaaaaa"), CutId("bbbbbbbbbbbb")
 
 
-def _cut(name: CutId, share: float) -> CutCard:
+def cut_card(
+    name: CutId,
+    share: float,
+    *,
+    boundary: int = 2_500,
+    tail_inputs: tuple[str, ...] = (),
+    tail_outputs: tuple[str, ...] = ("y",),
+    head_outputs: tuple[str, ...] = (),
+) -> CutCard:
     return CutCard(
         id=name,
-        boundary=(TensorSpec(name=f"at-{name}", dtype="FP32", shape=(2_500,)),),
+        boundary=(TensorSpec(name=f"at-{name}", dtype="FP32", shape=(boundary,)),),
         head_inputs=("x",),
-        head_outputs=(),
-        tail_inputs=(),
-        shown_inputs=(),
-        tail_outputs=("y",),
+        head_outputs=head_outputs,
+        tail_inputs=tail_inputs,
+        shown_inputs=tail_inputs,
+        tail_outputs=tail_outputs,
         nodes=3,
         compute_share=share,
         node_bitmap="07",
@@ -45,7 +53,7 @@ CARD = ModelCard(
     outputs=(TensorSpec(name="y", dtype="FP32", shape=(1, 100)),),
     nodes=10,
     opset=17,
-    cuts=(_cut(EARLY, 0.2), _cut(LATE, 0.7)),
+    cuts=(cut_card(EARLY, 0.2), cut_card(LATE, 0.7)),
 )
 PROFILE = ModelProfile(
     digest=CARD.digest,
@@ -94,6 +102,19 @@ def at_weights(weights: Weights, service_class: str = "silver", *, rate: float =
 
 
 TABLE: Final = at_weights(Weights())
+LINK: Final = LinkEstimate(
+    rtt_ms=10.0, up_ms_per_byte=0.001, down_ms_per_byte=0.002, covariance=(0.0, 0.0, 0.0, 0.0, 0.0, 0.0), age_s=0.1
+)
+REMOTE: Final = RemoteView(
+    link=LINK,
+    beta=1.5,
+    beta_sigma=0.0,
+    speed_ratio=0.5,
+    image_ms=4.0,
+    queue_ms=3.0,
+    queue_sigma_ms=0.0,
+    opened=np.ones(len(TABLE), dtype=np.bool_),
+)
 STATE: Final = Observation(
     edge_queue_ms=5.0,
     slowdown=2.0,
@@ -101,22 +122,7 @@ STATE: Final = Observation(
     alpha_sigma=0.0,
     image_ms=7.0,
     image_ratio=1.5,
-    remote=RemoteView(
-        link=LinkEstimate(
-            rtt_ms=10.0,
-            up_ms_per_byte=0.001,
-            down_ms_per_byte=0.002,
-            covariance=(0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
-            age_s=0.1,
-        ),
-        beta=1.5,
-        beta_sigma=0.0,
-        speed_ratio=0.5,
-        image_ms=4.0,
-        queue_ms=3.0,
-        queue_sigma_ms=0.0,
-        opened=np.ones(len(TABLE), dtype=np.bool_),
-    ),
+    remote=REMOTE,
     power=Power(compute_w=5.0, send_w=2.0, receive_w=3.0, wait_w=1.0, measured=False, source="round numbers"),
     prices=Prices(per_byte=1e-6, per_companion_ms=1e-3),
 )

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from split.errors import InvalidRequest
-from split.graph.card import CutCard, ModelCard
 from split.graph.growth import CutGrowth, Elements, Extent, Growth, Step
-from split.ids import CutId, ModelDigest
+from split.ids import CutId
 from split.plan.decide import decide, estimate_all
 from split.plan.exploring import Explored, Explorer
-from split.plan.observation import Flags, Floats, LinkEstimate, Observation, Opening, RemoteView
+from split.plan.observation import Flags, Floats, LinkEstimate, Observation, Opening
 from split.plan.plan import LOCAL, Placement, Plan, PlanEstimate, RequestFacts
 from split.plan.predict import predict
 from split.plan.table import PlanTable
@@ -23,80 +22,34 @@ from split.profiles.contract import Behaviour, Contract, Data, Fallback, Fidelit
 from split.profiles.image_spec import ImageSpec
 from split.profiles.measured import CodecCosts, CutCosts, ModelProfile
 from split.tensor import TensorSpec
+from tests.split import plan_world
+from tests.split.plan_world import EARLY, LATE, LINK, cut_card, estimates
 
-EARLY, LATE = CutId("aaaaaaaaaaaa"), CutId("bbbbbbbbbbbb")
 SURE = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-
-
-def cut(
-    name: CutId,
-    share: float,
-    *,
-    boundary: int,
-    tail_inputs: tuple[str, ...] = (),
-    tail_outputs: tuple[str, ...] = ("y",),
-) -> CutCard:
-    return CutCard(
-        id=name,
-        boundary=(TensorSpec(name=f"at-{name}", dtype="FP32", shape=(boundary,)),),
-        head_inputs=("x",),
-        head_outputs=tuple({"y", "z"} - set(tail_outputs)),
-        tail_inputs=tail_inputs,
-        shown_inputs=tail_inputs,
-        tail_outputs=tail_outputs,
-        nodes=3,
-        compute_share=share,
-        node_bitmap="07",
-    )
-
-
-CARD = ModelCard(
-    digest=ModelDigest("sha256:" + "0" * 64),
-    path="/models/tiny.onnx",
-    files=(("tiny.onnx", 1, "0" * 64),),
-    inputs=(
-        TensorSpec(name="x", dtype="FP32", shape=(1, 3, 8, 8)),
-        TensorSpec(name="mask", dtype="FP32", shape=(1, 8)),
-    ),
+CARD = msgspec.structs.replace(
+    plan_world.CARD,
+    inputs=(*plan_world.CARD.inputs, TensorSpec(name="mask", dtype="FP32", shape=(1, 8))),
     outputs=(TensorSpec(name="y", dtype="FP32", shape=(1, 75)), TensorSpec(name="z", dtype="FP32", shape=(1, 25))),
-    nodes=10,
-    opset=17,
     cuts=(
-        cut(EARLY, 0.2, boundary=10_000, tail_inputs=("mask",), tail_outputs=("y", "z")),
-        cut(LATE, 0.7, boundary=2_500, tail_outputs=("y",)),
+        cut_card(EARLY, 0.2, boundary=10_000, tail_inputs=("mask",), tail_outputs=("y", "z")),
+        cut_card(LATE, 0.7, head_outputs=("z",)),
     ),
 )
-PROFILE = ModelProfile(
-    digest=CARD.digest,
-    runtime="onnxruntime 1",
-    fingerprint="f",
-    dims={},
-    threads=2,
-    whole_ms=100.0,
-    image_ms=7.0,
+PROFILE = msgspec.structs.replace(
+    plan_world.PROFILE,
     input_codecs=(
-        CodecCosts(codec="raw", bytes=100_000, encode_ms=1.0, decode_ms=2.0),
+        *plan_world.PROFILE.input_codecs,
         CodecCosts(codec="int8", bytes=25_000, encode_ms=3.0, decode_ms=1.0, fidelity={"kl": 0.5}),
     ),
-    encoded_bytes=9_000,
-    output_bytes=400,
     cuts=(
-        CutCosts(
-            cut=EARLY,
-            head_ms=20.0,
-            tail_ms=80.0,
+        msgspec.structs.replace(
+            plan_world.PROFILE.cuts[0],
             codecs=(
-                CodecCosts(codec="raw", bytes=40_000, encode_ms=0.5, decode_ms=0.25),
-                CodecCosts(codec="int8", bytes=10_000, encode_ms=2.0, decode_ms=1.5, fidelity={"kl": 0.04}),
+                *plan_world.PROFILE.cuts[0].codecs,
                 CodecCosts(codec="fp16", bytes=20_000, encode_ms=1.0, decode_ms=1.0),
             ),
         ),
-        CutCosts(
-            cut=LATE,
-            head_ms=70.0,
-            tail_ms=30.0,
-            codecs=(CodecCosts(codec="raw", bytes=10_000, encode_ms=0.5, decode_ms=0.25),),
-        ),
+        *plan_world.PROFILE.cuts[1:],
     ),
 )
 
@@ -112,26 +65,8 @@ def contract(**data: object) -> Contract:
 
 
 TABLE = PlanTable.build(CARD, PROFILE, contract())
-LINK = LinkEstimate(rtt_ms=10.0, up_ms_per_byte=0.001, down_ms_per_byte=0.002, covariance=SURE, age_s=0.1)
-REMOTE = RemoteView(
-    link=LINK,
-    beta=1.5,
-    beta_sigma=0.0,
-    speed_ratio=0.5,
-    image_ms=4.0,
-    queue_ms=3.0,
-    queue_sigma_ms=0.0,
-    opened=np.ones(len(TABLE), dtype=np.bool_),
-)
-STATE = Observation(
-    edge_queue_ms=5.0,
-    slowdown=2.0,
-    alpha=1.25,
-    alpha_sigma=0.0,
-    image_ms=7.0,
-    image_ratio=1.5,
-    remote=REMOTE,
-)
+REMOTE = dataclasses.replace(plan_world.REMOTE, opened=np.ones(len(TABLE), dtype=np.bool_))
+STATE = dataclasses.replace(plan_world.STATE, remote=REMOTE)
 ALONE = dataclasses.replace(STATE, remote=None, remote_why_not="no companion is connected")
 FACTS = RequestFacts(budget_ms=1e6)
 PICTURE = RequestFacts(budget_ms=1e6, encoded_bytes=6_000)
@@ -143,10 +78,6 @@ def split_at(name: CutId, codec: str) -> Plan:
 
 def offload(codec: str) -> Plan:
     return Plan(placement=Placement.OFFLOAD, codec=codec)
-
-
-def estimates(table: PlanTable, state: Observation, facts: RequestFacts) -> dict[Plan, PlanEstimate]:
-    return {estimate.plan: estimate for estimate in estimate_all(table, state, facts)}
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,6 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from plan_world import LOCAL_J, STATE, TABLE, at_weights, estimates, named
-
 from split.plan.decide import decide, estimate_all
 from split.plan.objective import (
     BATTERY_SHARE,
@@ -31,6 +29,7 @@ from split.plan.power import NO_POWER
 from split.plan.predict import predict
 from split.plan.score import energies_j, score
 from split.profiles.contract import Weights
+from tests.split.plan_world import LOCAL_J, STATE, TABLE, at_weights, estimates, named
 
 FACTS = RequestFacts(budget_ms=1e6)
 CLASSES: tuple[ServiceClass, ...] = ("gold", "silver", "bronze")
