@@ -1,7 +1,7 @@
 """The device's front door for local programs: Open Inference Protocol v2 over HTTP, on TCP loopback and a UNIX socket.
 
-HTTP only: what a request means is `split.oip`, what becomes of it is the `Service` behind. No error text holds a
-traceback; every answer to a failed request is `{"error": "…"}` with the status of its `IsthmusError`.
+HTTP only: what a request means is `split.oip`, what becomes of it is the `Service` behind (`http_service.py`). No error
+text holds a traceback; every answer to a failed request is `{"error": "…"}` with the status of its `IsthmusError`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
@@ -21,12 +21,12 @@ from agent.http_body import body_encoding, pack, read_body, unpack, wanted_encod
 from agent.http_connection import LimitedServer, json_answer
 from agent.http_guard import Guard, HttpRefusal
 from agent.http_listen import UnixListener, open_tcp, open_unix, parse_address, warn_if_open
+from agent.http_service import Service
 from agent.log_lines import printable
 from agent.room import Holding, Room
 from agent.version import VERSION
 from split.errors import InvalidRequest, IsthmusError, TooLarge, UnknownModel, UnsupportedRequest
 from split.ids import MODEL_NAME, MODEL_NAME_IN_WORDS
-from split.oip.infer import ModelMetadata, OipRequest, OipResponse
 from split.oip.request import parse_infer
 from split.oip.response import build_response
 from split.oip.schema import request_schema, response_schema
@@ -45,55 +45,6 @@ EXTENSIONS: Final = (
 
 ADMIN_BODY_BYTES: Final = 64 << 10
 """Bodies of index, load and unload are a few words."""
-
-
-class Service(Protocol):
-    """What the daemon offers behind its front doors. `version` is "" where the caller named none.
-
-    All methods but the awaitable ones return at once. UnknownModel and ModelUnavailable where a model is named.
-    """
-
-    def live(self) -> bool: ...
-
-    def ready(self) -> bool: ...
-
-    def index(self) -> list[dict[str, str]]:
-        """Rows `{"name", "version", "state", "reason"}` of the repository index."""
-
-    def metadata(self, name: str, version: str) -> ModelMetadata:
-        """Of a model that can answer now."""
-
-    def contract(self, name: str) -> dict[str, Any]:
-        """The contract as data; `labels` in it: output name → words of its classes."""
-
-    def runs_on(self, name: str) -> Sequence[str]:
-        """Words of the contract's accelerators, first choice first."""
-
-    def measured(self, name: str) -> dict[str, float | None]:
-        """`{"requests", "p50_ms", "p99_ms", "failed_ratio", "per_s"}` of the requests so far; None where not known."""
-
-    def config(self, name: str, version: str) -> dict[str, Any]:
-        """Triton's ModelConfig."""
-
-    def stats(self, name: str | None) -> list[dict[str, Any]]:
-        """Triton's `model_stats`: one element a version."""
-
-    async def infer(self, model: str, version: str, request: OipRequest, received_at_s: float) -> OipResponse:
-        """`received_at_s`: when the request's header had come (monotonic); its deadline counts from there."""
-
-    async def load(self, name: str) -> None: ...
-
-    async def unload(self, name: str) -> None: ...
-
-    def status(self) -> dict[str, Any]: ...
-
-    def explain(self, request_id: str) -> dict[str, Any] | None: ...
-
-    def record(self) -> bytes:
-        """What happened in the last hour, in the format of `agent/record.py`."""
-
-    def metrics(self) -> bytes:
-        """Prometheus text format 0.0.4."""
 
 
 class HttpApi:
