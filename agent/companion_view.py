@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from agent.known_model import KnownModel
 from split.plan.estimate import CloudQueue
 from split.plan.links import Links
-from split.plan.objective import Backlog
+from split.plan.objective import NO_BACKLOG, Backlog
 from split.plan.observation import LinkEstimate, Metered, RemoteView
 from split.plan.plan import Decision, Placement
 from split.plan.power import Power, PowerModel
@@ -50,15 +50,16 @@ class CompanionView:
 
     # -- the connection -----------------------------------------------------------------------------------------------
 
-    def connected(self, *, max_message_bytes: int, ahead_bytes: Callable[[], int], way: str) -> None:
-        """As `Planner.connected`."""
+    def connected(self, *, max_message_bytes: int, ahead_bytes: Callable[[], int], way: str) -> bool:
+        """As `Planner.connected`; whether it is another way than before."""
         self._heard_again()
-        if self._link.use(way):
+        if another_way := self._link.use(way):
             self._queue = CloudQueue()
         self._lost = self._silent = ""
         self.ahead_bytes = ahead_bytes
         self._payload_bytes_max = max_message_bytes - REQUEST_METADATA_BYTES
         self._probing.connected()
+        return another_way
 
     def lost(self, why: str) -> None:
         """As `Planner.companion_lost`."""
@@ -103,6 +104,8 @@ class CompanionView:
 
     def backlog(self, remote: RemoteView, edge_queue_ms: float, now_s: float) -> Backlog:
         """What waits before a new request on the device, the link and the companion."""
+        if edge_queue_ms == 0.0 and not remote.ahead_bytes and self._underway.idle:
+            return NO_BACKLOG
         ahead_ms = remote.ahead_bytes * remote.link.up_ms_per_byte
         return Backlog(
             device_ms=edge_queue_ms,

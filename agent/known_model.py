@@ -110,7 +110,7 @@ class KnownModel:
     recent_cuts: tuple[CutId, ...] = ()
     opening_ms: Callable[[], OpeningMs]
     explorer: Explorer | None
-    """None for class gold, whose requests try nothing out."""
+    """None for class gold, whose requests try nothing out, and where a try that fails would have no answer."""
     _rested_at_s: float = -math.inf
     _opening_known: OpeningMs | None = None
     _opening: Opening | None = None
@@ -130,6 +130,7 @@ class KnownModel:
         groups: dict[CutId | Placement, list[bool]] = {}
         for key in {_segment(plan) for plan in table.plans}:
             groups[key] = [_segment(plan) == key for plan in table.plans]
+        tries = contract.behaviour.service_class != "gold" and table.finishes_here
         return cls(
             profile=profile,
             behaviour=contract.behaviour,
@@ -140,7 +141,7 @@ class KnownModel:
             groups={key: np.array(rows) for key, rows in groups.items()},
             cloud_ms=table.costs[Column.TAIL],
             opened=_only_local(table),
-            explorer=Explorer(~_only_local(table)) if contract.behaviour.service_class != "gold" else None,
+            explorer=Explorer(~_only_local(table)) if tries else None,
         )
 
     # -- decisions ----------------------------------------------------------------------------------------------------
@@ -207,6 +208,11 @@ class KnownModel:
         self.ready, self.not_ready_why, self.forbidden = False, "", ""
         self.opened = _only_local(self.table)
         self.cuts_not_open.clear()
+
+    def another_way(self) -> None:
+        """The companion is another one, or reached another way."""
+        if self.explorer is not None:
+            self.explorer.forget_remote()
 
     def companion_ready(self, whole_ms: float, image_ms: float) -> None:
         """As `Planner.companion_ready`."""

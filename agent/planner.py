@@ -169,9 +169,11 @@ class Planner:
         `way`: what tells this link from others (both ends' addresses); what was learned there stays, as uncertain as
         it has become. Its rate is worth a look.
         """
-        self._companion.connected(max_message_bytes=max_message_bytes, ahead_bytes=ahead_bytes, way=way)
+        another_way = self._companion.connected(max_message_bytes=max_message_bytes, ahead_bytes=ahead_bytes, way=way)
         for model in self._models.values():
             model.not_ready()
+            if another_way:
+                model.another_way()
 
     def companion_lost(self, why: str) -> None:
         """The connection is gone, or takes no new request (a sentence says why): local plans only until the next."""
@@ -328,7 +330,7 @@ class Planner:
         return model
 
     def _explorer(self, model: KnownModel, metered: Metered | None, observation: Observation) -> Explorer | None:
-        """None where nothing is tried now: class gold, nearly no metered bytes or battery left."""
+        """None where nothing is tried now: the model's never are, nearly no metered bytes or battery are left."""
         scarce = observation.battery_low or (metered is not None and not metered.may_probe)
         return None if scarce else model.explorer
 

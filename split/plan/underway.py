@@ -67,6 +67,11 @@ class Underway:
             self._link.empty()
             self._companion.empty()
 
+    @property
+    def idle(self) -> bool:
+        """Whether no request is under way."""
+        return not self._began
+
     def link_ms(self, now_s: float) -> float:
         return self._link.left_ms(now_s)
 

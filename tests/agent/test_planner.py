@@ -22,7 +22,7 @@ from split.plan.observation import Metered
 from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate, RequestFacts
 from split.plan.power import NO_POWER, PowerModel
 from split.plan.probing import PING_BYTES, PROBE_BYTES
-from split.profiles.contract import Behaviour, Contract, Data, Fidelity, InputContract
+from split.profiles.contract import Behaviour, Contract, Data, Fallback, Fidelity, InputContract
 from split.profiles.image_spec import ImageSpec
 from split.profiles.measured import CodecCosts, CutCosts, ModelProfile
 from split.profiles.radio import RADIOS, LinkKind
@@ -707,10 +707,11 @@ def test_the_snapshot_tells_link_and_drift() -> None:
     assert found["models"]["m"]["edge_drift"] == 1.0
 
 
-def slow_companion(*, service_class: str = "silver", **options: Any) -> Planner:
+def slow_companion(*, service_class: str = "silver", strategy: str = "local", **options: Any) -> Planner:
     """A companion that takes 130 ms for what the device does in 100."""
     planner = Planner(**options)
-    contract = msgspec.structs.replace(CONTRACT, behaviour=Behaviour(service_class=service_class))  # type: ignore[arg-type]
+    behaviour = Behaviour(service_class=service_class, fallback=Fallback(strategy=strategy))  # type: ignore[arg-type]
+    contract = msgspec.structs.replace(CONTRACT, behaviour=behaviour)
     planner.add_model("m", CARD, PROFILE, contract)
     planner.connected(max_message_bytes=1 << 28)
     planner.companion_ready("m", 130.0, 0.5)
@@ -749,6 +750,7 @@ def test_a_companion_that_is_not_worth_it_is_tried_now_and_then_and_the_reason_s
     ("options", "facts"),
     [
         ({"service_class": "gold"}, TENSOR),
+        ({"strategy": "fail"}, TENSOR),
         ({"battery_low": lambda: True}, TENSOR),
         ({"metered": lambda: Metered(left_bytes=1e9, may_probe=False)}, TENSOR),
         ({}, dataclasses.replace(TENSOR, mode=Placement.LOCAL)),
@@ -758,10 +760,21 @@ def test_a_companion_that_is_not_worth_it_is_tried_now_and_then_and_the_reason_s
             dataclasses.replace(TENSOR, budget_ms=250.0),
         ),  # 137 ms, and 240 ms until the device would have it after all
     ],
-    ids=["gold", "battery", "metered", "mode", "codec", "deadline"],
+    ids=["gold", "no way out", "battery", "metered", "mode", "codec", "deadline"],
 )
 def test_nothing_is_tried_with(options: dict[str, Any], facts: RequestFacts) -> None:
     assert not any(one.tried for one in requests(slow_companion(**options), 300, facts))
+
+
+def test_another_companion_is_tried_as_soon_as_the_first_one_was() -> None:
+    planner = slow_companion()
+    requests(planner, 400)  # the first is asked every 400 by now
+    for way, tries in (("elsewhere", [49]), ("elsewhere", [])):  # dialled again it is no other one
+        planner.connected(max_message_bytes=1 << 28, way=way)
+        planner.companion_ready("m", 130.0, 0.5)
+        for n in range(10):
+            planner.observe_transfer(50_000, 40, 1.0 + 4.0, 30.0 + n * 0.1)
+        assert [number for number, one in enumerate(requests(planner, 60)) if one.tried] == tries
 
 
 def test_nothing_is_tried_without_a_companion() -> None:
