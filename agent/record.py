@@ -19,8 +19,8 @@ from split.errors import IsthmusError
 FORMAT: Final = 1
 FRAME_BYTES_MAX: Final = 4 << 20
 """Of one frame, unpacked: a frame has ten seconds of requests, some 40 KB, and the tables they use."""
-FILE_BYTES_MAX: Final = 64 << 20
-"""Of what is read at once: sixty hours of it."""
+FILE_BYTES_MAX: Final = 24_000_000
+"""Of what is read at once: a day of full hours, 900,000 requests of 1 KB in memory."""
 
 STAGES: Final = (
     *("queue", "activate", "image", "head", "encode", "network", "cloud_queue", "cloud_decode", "tail", "decode"),

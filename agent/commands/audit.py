@@ -213,7 +213,8 @@ def _as_json(record: Record, recording: Recording, found: _Found) -> dict[str, o
     power = recording.world.power
     return {
         "requests": record.seen,
-        "recorded": len(recording.happened),
+        "recorded": recording.recorded,
+        "replayed": len(recording.happened),
         "lost": record.lost,
         "torn_bytes": record.torn_bytes,
         "from_s": recording.zero_s,
@@ -232,7 +233,9 @@ def _hours(recording: Recording) -> float:
 
 def _lines(record: Record, recording: Recording, found: _Found) -> Iterator[str]:
     power = recording.world.power
-    few = "" if record.seen == len(recording.happened) else f", {len(recording.happened)} of them recorded"
+    few = "" if record.seen == recording.recorded else f", {recording.recorded} of them recorded"
+    if recording.recorded > len(recording.happened):
+        few += f", {len(recording.happened)} of those replayed, in runs that stand for all,"
     yield f"{record.seen} requests{few} in {_span(_hours(recording))}"
     if recording.gaps:
         said = f"{recording.gaps} gaps of more than a day are" if recording.gaps > 1 else "a gap of more than a day is"

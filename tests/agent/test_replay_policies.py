@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from agent.replay.known import Known
+from agent.replay.policies import fixed
 from agent.replay.policies.ans import Ans
 from agent.replay.policies.field import FIELD
 from agent.replay.policies.fixed import Fixed, Offload, best_static
@@ -18,7 +19,7 @@ from agent.replay.policies.surgeons import Dads, Neurosurgeon
 from agent.replay.policies.threshold import UPGRADE_AFTER, Threshold
 from agent.replay.policies.two_way import TwoWay
 from agent.replay.simulate import Simulation, simulate
-from agent.replay.world import Arrival, Moment, Policy, Stages, World
+from agent.replay.world import Arrival, Moment, Outcome, Policy, Stages, World
 from split.ids import CutId
 from split.plan.plan import LOCAL, Placement, Plan
 from split.plan.probing import PING_COST_BYTES
@@ -193,6 +194,32 @@ def test_the_best_static_plan_is_the_best_of_all_afterwards() -> None:
         plan: sum(one.total_ms for one in simulate(world, Fixed("", {"m": plan}))) for plan in PLANS if plan != ENCODED
     }
     assert last_plan(world, best_static(world)) == min(means, key=means.__getitem__) == split(EARLY, "int8")
+
+
+def test_the_best_static_plan_of_a_hundred_replays_a_few_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut n takes 40 ms + (n − 63)² / 100; one more takes 2 ms and 28 KB, which are 28 ms of the uplink."""
+    plans = {LOCAL: Stages(head_ms=300.0)}
+    for n in range(1, 100):
+        plans[split(CutId(f"{n:012x}"))] = Stages(head_ms=40.0 + (n - 63) ** 2 / 100, up_bytes=100, finish_ms=200.0)
+    plans[split(CutId("ffffffffffff"))] = Stages(head_ms=2.0, up_bytes=28_000, finish_ms=200.0)  # 28 ms alone
+    runs: list[str] = []
+
+    def counted(world: World, policy: Policy) -> list[Outcome]:
+        runs.append(policy.name)
+        return simulate(world, policy)
+
+    monkeypatch.setattr(fixed, "simulate", counted)
+    asked = [Arrival(at_s=0.02 * n, model="m", deadline_ms=60_000.0) for n in range(400)]
+    crowd = [replace(one, at_s=3.0 * one.at_s) for one in asked]  # 60 ms apart
+    moment = Moment(at_s=0.0, up_mbit_s=8.0, down_mbit_s=8.0, rtt_ms=0.0)
+    world = World(models={"m": plans}, trace=(moment,), arrivals=crowd)
+    assert last_plan(world, best_static(world)) == split(CutId("ffffffffffff"))
+    assert len(runs) == fixed.TRIED
+    # 20 ms apart that uplink is behind by 8 ms more with each request, and the heads by 20 ms and more
+    faster = replace(world, arrivals=[replace(one, at_s=0.02 * n) for n, one in enumerate(crowd)])
+    assert last_plan(faster, best_static(faster)) == split(CutId("ffffffffffff"))
+    slow = replace(faster, trace=(replace(moment, up_mbit_s=4.0),))  # 56 ms a payload, 36 ms behind
+    assert last_plan(slow, best_static(slow)) == split(CutId(f"{63:012x}"))
 
 
 def test_an_encoded_offload_needs_an_encoded_input() -> None:

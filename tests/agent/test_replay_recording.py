@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from agent.record import BadRecord, Behaviour, Record, unpack
+from agent.replay import recording as recording_module
 from agent.replay.policies.fixed import Local
 from agent.replay.policies.ours import Ours
 from agent.replay.recording import AsItWas, Recording, outcomes_as_they_were, replayable
 from agent.replay.simulate import Simulation, simulate
+from agent.replay.tally import tally
 from agent.replay.world import Arrival, Moment, Outcome, Stages, World
 from split.plan.objective import Prices
 from split.plan.plan import LOCAL
@@ -139,6 +141,22 @@ def test_a_clock_that_was_set_is_no_pause_of_half_a_century() -> None:
     np.testing.assert_allclose(np.delete(steps_s, jump), np.delete(straight_steps_s, jump), atol=1e-6)
     found = simulate(recording.world, Ours(recording.known))
     assert total_ms(found) == pytest.approx(total_ms(recorded("steady")[1]), rel=0.1)
+
+
+def test_of_a_long_record_runs_are_replayed_that_stand_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = replayed("steady")
+    monkeypatch.setattr(recording_module, "REPLAYED_MAX", 120)
+    monkeypatch.setattr(recording_module, "RUN", 40)
+    recording = replayed("steady")
+    assert (recording.recorded, len(recording.happened)) == (400, 120)
+    assert sum(recording.weights) == pytest.approx(sum(whole.weights))
+    at_s = [one.at_s for one in whole.happened]
+    places = [at_s.index(one.at_s) for one in recording.happened]
+    assert places == [*range(40), *range(133, 173), *range(266, 306)]
+    mean_ms, whole_ms = (
+        tally("", simulate(each.world, Ours(each.known)), each.weights).mean_ms for each in (recording, whole)
+    )
+    assert mean_ms == pytest.approx(whole_ms, rel=0.1)
 
 
 def test_plans_that_the_contract_forbids_are_not_replayed_unless_they_ran() -> None:
