@@ -23,7 +23,12 @@ from split.plan.power import NO_POWER, Power, crossing_ms, used_joules
 from split.tensor import Tensors
 
 KEPT = 1024
-"""Requests that can still be explained: some minutes of a busy camera, under 2 MB."""
+"""Requests that can still be explained: some minutes of a busy camera, 3 KB each."""
+COMPARED_KEPT = 128
+"""Of them, the last ones with what was not chosen. What that is worked out from takes 9 KB a request with 100 plans,
+29 where no other request has its sizes; to work it out for each takes a third of a millisecond on the event loop. So
+all of them together stay under 8 MB."""
+FORGOTTEN = f"what was not chosen is known of the last {COMPARED_KEPT} requests only"
 RECENT = 256
 """Latencies behind the medians of `status`."""
 BUCKETS_MS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0)
@@ -165,6 +170,8 @@ class Journal:
         self.on_entry: Callable[[Entry], None] = lambda entry: None
         """Told of each finished request, when it is written down here."""
         self._entries: OrderedDict[str, Entry] = OrderedDict()
+        """The last `COMPARED_KEPT`."""
+        self._older: OrderedDict[str, Entry] = OrderedDict()
         self.totals: dict[str, Totals] = {}
 
     def answered(self, request_id: str, entry: Entry) -> None:
@@ -185,12 +192,12 @@ class Journal:
         totals.recent_all_ms.append(entry.total_ms)
         totals.explored += entry.decision.tried
         chosen = entry.decision.chosen
-        up_ms, down_ms = crossing_ms(entry.stages_ms, chosen.stages_ms, entry.decision.link.get("rtt_ms", 0.0))
+        rtt_ms = entry.decision.link.get("rtt_ms", 0.0)
+        up_ms, down_ms = crossing_ms(entry.stages_ms, chosen.stages_ms, rtt_ms, chosen.parts)
         totals.up_ms += up_ms
         totals.down_ms += down_ms
         if not entry.fallback and entry.ran == chosen.plan:
-            told = compared(entry.stages_ms, entry.total_ms, chosen.stages_ms, chosen.predicted_ms)
-            for stage, measured_ms, predicted_ms in told:
+            for stage, measured_ms, predicted_ms in compared(entry.stages_ms, entry.total_ms, chosen):
                 totals.predicted.setdefault(stage, Ratios()).add(measured_ms, predicted_ms)
         for stage, ms in entry.stages_ms.items():
             totals.stages_ms[stage] = totals.stages_ms.get(stage, 0.0) + ms
@@ -208,6 +215,7 @@ class Journal:
             decision.chosen.stages_ms,
             rtt_ms,
             entry.total_ms,
+            parts=decision.chosen.parts,
             sent=entry.sent,
             doubled_ms=entry.doubled_ms,
         )
@@ -241,9 +249,14 @@ class Journal:
         return totals
 
     def _keep(self, request_id: str, entry: Entry) -> None:
+        for entries in (self._entries, self._older):  # an id that came again
+            entries.pop(request_id, None)
         self._entries[request_id] = entry
-        if len(self._entries) > KEPT:
-            self._entries.popitem(last=False)
+        if len(self._entries) > COMPARED_KEPT:
+            older_id, older = self._entries.popitem(last=False)
+            self._older[older_id] = _without_compared(older)
+        if len(self._older) > KEPT - COMPARED_KEPT:
+            self._older.popitem(last=False)
         self.on_entry(entry)
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -332,7 +345,7 @@ class Journal:
 
     def explain(self, request_id: str) -> dict[str, Any] | None:
         """Everything known about one request, for the HTTP API; None when it is not (or no longer) known."""
-        entry = self._entries.get(request_id)
+        entry = self._entries.get(request_id) or self._older.get(request_id)
         if entry is None:
             return None
         decision = entry.decision
@@ -355,6 +368,13 @@ class Journal:
             "energy": _energy_json(entry),
             "error": entry.error or None,
         }
+
+
+def _without_compared(entry: Entry) -> Entry:
+    """The same, with its reason in words, and nothing that holds the plans that were not chosen."""
+    reason = entry.decision.reason
+    decision = replace(entry.decision, runners_up=(), reason_of=lambda: reason, why_no_split=lambda: FORGOTTEN)
+    return replace(entry, decision=decision)
 
 
 def _finite(ms: float) -> float | None:

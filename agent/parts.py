@@ -107,4 +107,6 @@ def _joined(request: InferenceRequest, decision: Decision, outcomes: Sequence[Ou
         fallback=fallback,
         stages_ms=stages_ms,
         total_ms=max(one.total_ms for one in outcomes),
+        sent=any(one.sent for one in outcomes),
+        doubled_ms=sum(one.doubled_ms for one in outcomes),
     )

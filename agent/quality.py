@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final
 
+from split.plan.plan import PlanEstimate
+
 EDGES: Final = (0.5, 0.67, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2.0)
 """Upper edges of measured / predicted, close around 1."""
 LEAST_MS: Final = 0.1
@@ -41,17 +43,21 @@ class Ratios:
 
 
 def compared(
-    measured_ms: Mapping[str, float], total_ms: float, predicted_ms: Mapping[str, float], predicted_total_ms: float
+    measured_ms: Mapping[str, float], total_ms: float, chosen: PlanEstimate
 ) -> Iterator[tuple[str, float, float]]:
     """(stage, measured, predicted) where both say enough; `total` is all of the request.
 
-    What is measured as `whole` is predicted as the head of local; what the link takes both ways is measured as one.
+    What is measured as `whole` is predicted as the head of local; what the link takes both ways is measured as one, of
+    a request in several parts for the first of them only, which nothing was predicted of.
     """
-    yield from _enough("total", total_ms, predicted_total_ms)
+    predicted_ms = chosen.stages_ms
+    yield from _enough("total", total_ms, chosen.predicted_ms)
     for stage, ms in measured_ms.items():
         match stage:
             case "whole":
                 told_ms = predicted_ms.get("head", 0.0)
+            case "network" if chosen.parts > 1:
+                continue
             case "network":
                 told_ms = predicted_ms.get("up", 0.0) + predicted_ms.get("down", 0.0)
             case _:

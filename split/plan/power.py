@@ -111,14 +111,15 @@ def modelled(device: DeviceProfile | None, threads: int, radio: Radio | None) ->
 
 
 def crossing_ms(
-    measured_ms: Mapping[str, float], predicted_ms: Mapping[str, float], rtt_ms: float
+    measured_ms: Mapping[str, float], predicted_ms: Mapping[str, float], rtt_ms: float, parts: int = 1
 ) -> tuple[float, float]:
     """How long bytes left and came: `network` is measured as one time; it is split as the prediction had `up` and
-    `down`, in which half the round trip `rtt_ms` each is waiting."""
+    `down`, in which half the round trip `rtt_ms` each is waiting. Of a request in several parts `network` is that of
+    the first (`agent/parts.py`); the others are taken to have had its rate."""
     up_ms, down_ms = predicted_ms.get("up", 0.0), predicted_ms.get("down", 0.0)
     if up_ms + down_ms <= 0.0:
         return 0.0, 0.0
-    ratio = measured_ms.get("network", 0.0) / (up_ms + down_ms)
+    ratio = measured_ms.get("network", 0.0) / (rtt_ms + (up_ms + down_ms - rtt_ms) / parts)
     return ratio * max(up_ms - rtt_ms / 2.0, 0.0), ratio * max(down_ms - rtt_ms / 2.0, 0.0)
 
 
@@ -133,20 +134,22 @@ def used_joules(
     rtt_ms: float,
     total_ms: float,
     *,
+    parts: int = 1,
     sent: bool = False,
     doubled_ms: float = 0.0,
 ) -> float:
     """What an answered request used above idle: its measured stages times the power in them.
 
-    `sent`: its payload left, whoever answered; where no reply tells how long that took (`network`), it is what was
-    predicted, within the time there was. `doubled_ms`: of the device, for an answer that came second. What no stage
-    explains of `total_ms` was waited for the companion, its own time included; nothing was where nothing left.
+    `parts`: that it went in. `sent`: its payload left, whoever answered; where no reply tells how long that took
+    (`network`), it is what was predicted, within the time there was. `doubled_ms`: of the device, for an answer that
+    came second. What no stage explains of `total_ms` was waited for the companion, its own time included; nothing was
+    where nothing left.
     """
     compute_ms = sum(measured_ms.get(stage, 0.0) for stage in _COMPUTED)
     left_ms = max(total_ms - compute_ms - measured_ms.get("queue", 0.0), 0.0)
     send_ms = receive_ms = wait_ms = 0.0
     if "network" in measured_ms:
-        send_ms, receive_ms = crossing_ms(measured_ms, predicted_ms, rtt_ms)
+        send_ms, receive_ms = crossing_ms(measured_ms, predicted_ms, rtt_ms, parts)
         wait_ms = max(left_ms - send_ms - receive_ms, 0.0)
     elif sent:
         send_ms = min(max(predicted_ms.get("up", 0.0) - rtt_ms / 2.0, 0.0), left_ms)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import tracemalloc
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import cast
 
+import msgspec
 import pytest
 
 from agent.intake import InferenceRequest
-from agent.journal import RECENT, Entry, Journal
+from agent.journal import FORGOTTEN, KEPT, RECENT, Entry, Journal
 from agent.metrics import Metrics
+from agent.planner import Planner
 from split.errors import DeadlineExceeded
 from split.ids import CutId
 from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate, RequestFacts
+from split.profiles.measured import CodecCosts, CutCosts
+from tests.agent.test_planner import CARD, CONTRACT, PROFILE, TENSOR
 
 SPLIT = Plan(placement=Placement.SPLIT, cut=CutId("0123456789ab"), codec="raw")
 
@@ -130,6 +136,70 @@ def test_metrics_hold_each_stage_against_its_prediction() -> None:
     assert value("isthmus_prediction_error_ratio_sum", "total") == pytest.approx(8 / 48 + 2 / 8)
     assert value("isthmus_prediction_error_ratio_count", "total") == 2
     assert not any('stage="encode"' in line or 'stage="queue"' in line for line in lines if "prediction" in line)
+
+
+def test_of_a_batch_in_parts_the_network_is_held_against_nothing() -> None:
+    """It is the first part's alone; the prediction is the whole's."""
+    journal = Journal()
+    one = entry({"head": 40.0, "network": 16.0}, plan=SPLIT, predicted_ms={"head": 40.0, "up": 50.0, "down": 14.0})
+    decision = dataclasses.replace(one.decision, chosen=dataclasses.replace(one.decision.chosen, parts=4))
+    journal.answered("a", dataclasses.replace(one, decision=decision))
+    assert set(journal.totals["m"].predicted) == {"total", "head"}
+
+
+def many_plans(cuts: int) -> Planner:
+    """A planner with a companion and three codecs at each of so many cuts."""
+    ids = [CutId(f"{number:012x}") for number in range(cuts)]
+    codecs = tuple(CodecCosts(codec=c, bytes=4_000, encode_ms=0.5, decode_ms=0.1) for c in ("raw", "shuffle", "zstd"))
+    card = msgspec.structs.replace(CARD, cuts=tuple(msgspec.structs.replace(CARD.cuts[0], id=cut) for cut in ids))
+    costs = tuple(CutCosts(cut=cut, head_ms=20.0, tail_ms=70.0, codecs=codecs) for cut in ids)
+    planner = Planner()
+    planner.add_model("m", card, msgspec.structs.replace(PROFILE, cuts=costs), CONTRACT)
+    planner.connected(max_message_bytes=1 << 28)
+    planner.companion_ready("m", 10.0, 0.5)
+    for cut in ids:
+        planner.segment_ready("m", cut, 7.0)
+    for number in range(10):
+        planner.observe_transfer(50_000, 40, 5.0, number * 0.1)
+    return planner
+
+
+def decided(number: int, planner: Planner) -> Entry:
+    """A request that finds a head learned anew, so that its table is no other's."""
+    cut = Plan(placement=Placement.SPLIT, cut=CutId(f"{0:012x}"), codec="raw")
+    planner.observe_edge("m", cut, "head", 26.0 if number % 2 else 15.0)
+    decision = planner.decide("m", TENSOR, edge_queue_ms=0.0, now_s=1.0)
+    stages_ms = {stage: ms + number for stage, ms in decision.chosen.stages_ms.items()}
+    return dataclasses.replace(entry(stages_ms, plan=decision.chosen.plan), decision=decision)
+
+
+def test_what_is_kept_of_requests_stays_under_eight_megabytes_with_a_hundred_plans() -> None:
+    planner, journal = many_plans(33), Journal()
+    assert decided(0, planner).decision.candidates >= 100
+    tracemalloc.start()
+    try:
+        for number in range(KEPT + 50):
+            journal.answered(f"r{number}", decided(number, planner))
+        gc.collect()
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held_bytes < 8e6
+
+
+def test_an_older_request_keeps_its_reason_and_says_why_it_does_not_tell_what_it_was_not() -> None:
+    planner, journal = many_plans(1), Journal()
+    first, last = (decided(number, planner) for number in range(2))
+    for number in range(KEPT + 1):
+        journal.answered(f"r{number}", {1: first, KEPT: last}.get(number, entry({"whole": 1.0})))
+    assert journal.explain("r0") is None
+    old, new = journal.explain("r1"), journal.explain(f"r{KEPT}")
+    assert old is not None
+    assert new is not None
+    assert old["reason"] == first.decision.reason != "r"
+    assert new["runners_up"]
+    assert not old["runners_up"]
+    assert new["why_not_split"] != old["why_not_split"] == FORGOTTEN
 
 
 def test_what_ran_otherwise_than_chosen_says_nothing_of_the_prediction() -> None:

@@ -1355,6 +1355,7 @@ def test_a_companion_that_fails_between_two_parts_loses_none(tmp_path: Path, fau
             outcome = await lab.ask(deadline_ms=5000.0)
             assert_right_rows(lab, outcome)
             assert "of 4 parts were finished here" in outcome.fallback
+            assert outcome.sent
             heads = [ms for ms in lab.compute.took_ms if ms == pytest.approx(HEAD_MS)]
             assert len(heads) == 4  # what was computed is not computed again
 

@@ -87,6 +87,14 @@ def test_a_request_whose_payload_left_and_that_was_finished_here_has_sent_it() -
     assert joules == pytest.approx(0.12 * 4.0 + 0.4 * 2.5)
 
 
+def test_a_batch_in_parts_has_sent_all_of_them_though_only_the_first_was_timed() -> None:
+    # 200 ms up and 20 down beside a round trip of 20, in four parts: the first was to take 20 + 55 ms and took twice
+    # that, so that they were sent in 400 ms and came in 40. 80 ms of work; the other 80 it waited.
+    measured_ms = {"head": 80.0, "network": 150.0, "tail": 60.0}
+    joules = used_joules(LTE_PHONE, measured_ms, {"up": 210.0, "down": 30.0}, 20.0, 600.0, parts=4)
+    assert joules == pytest.approx(0.08 * 4.0 + 0.4 * 2.5 + 0.04 * 1.5 + 0.08 * 1.0)
+
+
 def test_what_the_device_computed_for_an_answer_that_came_second_was_used() -> None:
     measured_ms = {"head": 40.0, "network": 100.0, "tail": 15.0, "decode": 5.0}
     alone = used_joules(LTE_PHONE, measured_ms, {"up": 60.0, "down": 40.0}, 20.0, 160.0)
