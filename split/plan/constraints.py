@@ -7,32 +7,28 @@ Local always may where nothing else can: somebody must answer.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from split.errors import InvalidRequest
-from split.plan.observation import Flags, Floats, Observation
-from split.plan.plan import Placement, RequestFacts
-from split.plan.predict import payload_bytes
+from split.plan.observation import Flags, Floats, Observation, RemoteView
+from split.plan.plan import Placement, Plan, RequestFacts
+from split.plan.predict import sent_bytes
 from split.plan.score import crossing_units, energies_j
-from split.plan.table import LOCAL_ROW, Column, PlanTable
+from split.plan.table import LOCAL_ROW, PlanTable
 from split.profiles.contract import PRIVACY_ORDER
 
 
 def may_run(table: PlanTable, observation: Observation, facts: RequestFacts, energy_j: Floats | None) -> Flags:
     """[plan]; `table` as for `predict`, `energy_j`: of `score.energies_j`, asked for only while the battery is low."""
-    remote = observation.remote
-    if remote is None:
+    if observation.remote is None:
         return only_local(len(table))
-    mask: Flags = table.allowed[_level(facts)] & remote.opened
-    mask &= table.costs[Column.UP] <= remote.payload_bytes_max
-    if not 0 < facts.encoded_bytes <= remote.payload_bytes_max or remote.encoded_why_not:
+    mask: Flags = table.allowed[_level(facts)].copy()
+    if not facts.encoded_bytes:
         mask &= table.sends_tensors
-    if remote.metered_left_bytes < math.inf:
-        mask &= _crossing_bytes(table, facts) <= remote.metered_left_bytes
-    if observation.battery_low and mask[LOCAL_ROW]:
-        assert energy_j is not None
-        mask &= energy_j <= energy_j[LOCAL_ROW]
+    for meets, _ in _demands(table, observation, observation.remote, facts, energy_j):
+        mask &= meets
     return mask if mask.any() else only_local(len(table))
 
 
@@ -53,36 +49,47 @@ def never(table: PlanTable, facts: RequestFacts, row: int) -> str:
 
 def not_now(table: PlanTable, observation: Observation, facts: RequestFacts, units: Floats, row: int) -> str:
     """Why this plan cannot run at this moment; "" when it can."""
-    plan, remote = table.plans[row], observation.remote
     if row == LOCAL_ROW:
         return ""
-    if remote is None:
+    if observation.remote is None:
         return observation.remote_why_not
-    if not remote.opened[row]:
-        part = "cut" if plan.placement is Placement.SPLIT else "model"
-        return f"the companion has not opened this {part} yet"
-    if (size := payload_bytes(table, facts, row)) > remote.payload_bytes_max:
-        return f"its payload has {size:.0f} bytes, the companion takes at most {remote.payload_bytes_max:.0f}"
-    left = remote.metered_left_bytes
-    if left < math.inf and (moved := float(_crossing_bytes(table, facts)[row])) > left:
-        return f"it would move {moved:.0f} bytes, of this month's metered bytes {left:.0f} are left"
-    if plan.codec == "encoded" and remote.encoded_why_not:
-        return remote.encoded_why_not
-    if observation.battery_low and table.allowed[_level(facts)][LOCAL_ROW]:
-        here, there = energies_j(table, observation, facts, units)[[LOCAL_ROW, row]].tolist()
-        if there > here:
-            return f"the battery is low, and it would take {there:.3g} J, running here {here:.3g} J"
+    energy_j = energies_j(table, observation, facts, units) if observation.battery_low else None
+    for meets, why_not in _demands(table, observation, observation.remote, facts, energy_j):
+        if not meets[row]:
+            return why_not(row)
     return ""
+
+
+def _demands(
+    table: PlanTable, observation: Observation, remote: RemoteView, facts: RequestFacts, energy_j: Floats | None
+) -> Iterator[tuple[Flags, Callable[[int], str]]]:
+    """What this moment asks of a plan: which meet it, and why a row that does not may not run. Local meets each."""
+    yield remote.opened, lambda row: f"the companion has not opened this {_part(table.plans[row])} yet"
+    sent, most = sent_bytes(table, facts), remote.payload_bytes_max
+    yield sent <= most, lambda row: f"its payload has {sent[row]:.0f} bytes, the companion takes at most {most:.0f}"
+    if (left := remote.metered_left_bytes) < math.inf:
+        moved = crossing_units(facts) @ table.costs  # 0 for local
+        yield (
+            moved <= left,
+            lambda row: f"it would move {moved[row]:.0f} bytes, of this month's metered bytes {left:.0f} are left",
+        )
+    if why_not := remote.encoded_why_not:
+        yield table.sends_tensors, lambda row: why_not
+    if observation.battery_low and table.allowed[_level(facts)][LOCAL_ROW]:
+        assert energy_j is not None
+        here = energy_j[LOCAL_ROW]
+        yield (
+            energy_j <= here,
+            lambda row: f"the battery is low, and it would take {energy_j[row]:.3g} J, running here {here:.3g} J",
+        )
+
+
+def _part(plan: Plan) -> str:
+    return "cut" if plan.placement is Placement.SPLIT else "model"
 
 
 def _level(facts: RequestFacts) -> int:
     return PRIVACY_ORDER.index(facts.privacy)
-
-
-def _crossing_bytes(table: PlanTable, facts: RequestFacts) -> Floats:
-    """What each plan moves over the link, request and reply with their metadata; 0 for local."""
-    moved: Floats = crossing_units(facts) @ table.costs
-    return moved
 
 
 # -- forced plans -------------------------------------------------------------------------------------------------

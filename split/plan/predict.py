@@ -60,17 +60,10 @@ def predict(table: PlanTable, observation: Observation, facts: RequestFacts) -> 
     return Prediction(units=units[0], mean_ms=mean_ms, risk_ms=risk_ms, way_out_ms=way_out_ms)
 
 
-def payload_bytes(table: PlanTable, facts: RequestFacts, row: int) -> float:
-    """What would travel up; `table` as for `predict`."""
-    if table.plans[row].codec == "encoded":
-        return float(facts.encoded_bytes)
-    return float(table.costs[Column.UP, row])
-
-
 def sent_bytes(table: PlanTable, facts: RequestFacts) -> Floats:
-    """What each plan sends up; 0 for local."""
-    sent: Floats = table.costs[Column.UP] + facts.encoded_bytes * table.costs[Column.ENCODED]
-    return sent
+    """What each plan sends up; 0 for local, and for encoded where nothing came so."""
+    sent: Floats = table.costs[Column.UP]
+    return sent + facts.encoded_bytes * table.costs[Column.ENCODED] if facts.encoded_bytes else sent
 
 
 def _units(observation: Observation, facts: RequestFacts) -> list[float]:
