@@ -8,7 +8,7 @@ from typing import Final
 
 from agent.replay.flight import Flight
 from agent.replay.world import Fate
-from split.plan.slack import latest_starts
+from split.plan.slack import MARGIN_RATIO, latest_starts
 
 EARLY_S: Final = 1e-6
 """What is due so soon is due."""
@@ -18,7 +18,7 @@ def due_finishes(
     watched: Sequence[Flight], *, now_s: float, free_at_s: float, behind_at_s: float, deadline_at_s: float
 ) -> tuple[list[tuple[Flight, Fate]], float]:
     """Those that could not start in time any more, earliest deadline first; without such, the one that may begin early
-    where the worker is free; and when the next is due, where none is.
+    where the worker is free and no other is late by it; and when the next is due, where none is.
 
     `free_at_s`: when the worker is through with what it has; `behind_at_s`: with a job, too, that is about to enter
     with this deadline, which goes before those with a later one.
@@ -34,8 +34,19 @@ def due_finishes(
             due.append(one)
         elif hedge_at_s <= now_s + EARLY_S:
             hedged.append(one)
+            next_at_s = min(next_at_s, start_at_s)
         else:
             next_at_s = min(next_at_s, start_at_s, hedge_at_s)
     if due:
         return [(one, Fate.LATE) for one in sorted(due, key=lambda one: one.deadline_at_s)], next_at_s
-    return [(one, Fate.HEDGED) for one in sorted(hedged, key=lambda one: one.deadline_at_s)[:1]], next_at_s
+    first = min(hedged, key=lambda one: one.deadline_at_s, default=None)
+    if first is None or not _has_room(watched, first, now_s, free_at_s):
+        return [], next_at_s
+    return [(first, Fate.HEDGED)], next_at_s
+
+
+def _has_room(watched: Sequence[Flight], own: Flight, now_s: float, free_at_s: float) -> bool:
+    """Whether the others could still start in time behind a finish that need not begin yet."""
+    through_s = free_at_s + own.expected_finish_ms * (1 + MARGIN_RATIO) / 1000.0
+    others = [(one.number, one.deadline_at_s, one.reserved_ms) for one in watched if one is not own]
+    return all(start_at_s >= through_s for start_at_s in latest_starts(now_s, others).values())

@@ -56,6 +56,8 @@ class Flight:
     ahead_bytes: int = 0
     reserved_ms: float = 0.0
     """How long before its deadline the finish here must start."""
+    in_time: bool = True
+    """Whether the finish was expected to be through by the deadline when the payload left."""
     hedge_at_s: float = math.inf
     """From when on it may."""
     there_at_s: float = 0.0
@@ -82,8 +84,8 @@ class Flight:
 
     @property
     def may_finish(self) -> bool:
-        """Whether it ever will be finished here while there is a connection."""
-        return self.deadline_at_s < math.inf or self.hedge_at_s < math.inf
+        """Whether it ever will be finished here while there is a connection: not where that would be too late."""
+        return self.in_time and (self.deadline_at_s < math.inf or self.hedge_at_s < math.inf)
 
     @staticmethod
     def of(world: World, number: int, plan: Plan, draws: tuple[float, float, float, float], *, sent: bool) -> Flight:

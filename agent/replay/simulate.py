@@ -332,8 +332,10 @@ class Simulation:
             return
         flight.ahead_bytes, flight.handed_at_s, flight.is_sent = self.ahead_bytes(), self._now_s, True
         finish_ms = flight.expected_finish_ms
-        if flight.deadline_at_s < math.inf:
-            flight.reserved_ms = reserved_ms(finish_ms, (flight.deadline_at_s - self._now_s) * 1000.0)
+        left_ms = (flight.deadline_at_s - self._now_s) * 1000.0
+        flight.in_time = finish_ms <= left_ms
+        if left_ms < math.inf:
+            flight.reserved_ms = reserved_ms(finish_ms, left_ms)
         if self._policy is not None:
             hedge_ms = self._policy.sent(flight.number, flight.plan, self._now_s, finish_ms)
             flight.hedge_at_s = self._now_s + hedge_ms / 1000.0

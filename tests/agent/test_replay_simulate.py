@@ -246,6 +246,39 @@ def test_a_probe_weighs_on_the_link_and_comes_back_with_its_time() -> None:
     assert simulation.probe_bytes == 12_756
 
 
+def test_a_finish_that_would_be_too_late_does_not_begin_while_there_is_a_companion() -> None:
+    """80 ms are missing when 12,500 bytes leave at 21 ms, the deadline is at 90: a reply may come, an answer of the
+    device's could not. The reply comes at 59.5 ms on the first link, at 159.5 on one with 100 ms more."""
+    for rtt_ms in (20.0, 120.0):
+        [outcome] = simulate(world([0.0], trace=(replace(STEADY, rtt_ms=rtt_ms),), deadline_ms=90.0), BY_CUT)
+        assert (outcome.fate, outcome.total_ms) == (Fate.PLANNED, pytest.approx(39.5 + rtt_ms))
+
+
+@pytest.mark.parametrize(
+    ("deadline_ms", "first_ms", "second_ms"),
+    [
+        (500.0, 51.0 + 80.0, 500.0 - 110.9 + 80.0),
+        (220.0, 220.0 - 96.9 + 80.0 + 80.0, 220.0 - 96.9 + 80.0),
+    ],
+)
+def test_a_finish_begins_early_only_where_no_other_is_late_by_it(
+    deadline_ms: float, first_ms: float, second_ms: float
+) -> None:
+    """Two splits, sent at 21 and 42 ms, of which nothing is heard; the finish of the first may begin at 51 and keeps
+    the worker until 51 + 80 · 1.05 = 135. The second must start 80 · 1.05 + 8 + (left − 80) · 0.05 before its deadline:
+    at 389.1 ms of 500 (458 are left), or at 123.1 of 220 (178 are left), and then goes first."""
+    outage = (STEADY, replace(STEADY, at_s=0.022, connected=False), replace(STEADY, at_s=0.9))
+
+    class Early(Fixed):
+        def sent(self, number: int, plan: Plan, now_s: float, finish_ms: float) -> float:
+            return 30.0 if number == 0 else math.inf
+
+    asked = tuple(Arrival(at_s=0.0, model="m", deadline_ms=ms) for ms in (2_000.0, deadline_ms))
+    first, second = simulate(replace(world([], trace=outage), arrivals=asked), Early("split", {"m": SPLIT}))
+    assert (first.fate, first.total_ms) == (Fate.HEDGED, pytest.approx(first_ms))
+    assert (second.fate, second.total_ms) == (Fate.LATE, pytest.approx(second_ms))
+
+
 def test_what_the_worker_has_to_do_is_known_as_it_is_expected_not_as_it_turns_out() -> None:
     """Everything takes three times as long, and what each request draws. One who knows of the load says so."""
     loaded = replace(STEADY, edge_ratio=3.0)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from agent.hedges import NEXT_MARGIN_MS
 from agent.planner import Planner
 from agent.replay.known import Known
 from agent.replay.world import Arrival, Fate, Outcome, Policy, Stages, View
@@ -109,7 +110,9 @@ class Ours(Policy):
         self._expected[number] = expected_ms, sigma_ms
         self._windows[number] = self._window(now_s)
         self._sent_at_s = now_s + stages_ms["up"] / 1000.0
-        if not self._hedges:
+        budget_ms = _facts(arrival).budget_ms
+        next_ms = self.expected_ms(arrival, LOCAL, finishes=False) + NEXT_MARGIN_MS
+        if not self._hedges or finish_ms + next_ms > budget_ms:
             return math.inf
         return hedge_after_ms(
             self._replies,
@@ -117,7 +120,7 @@ class Ours(Policy):
             expected_ms=expected_ms,
             sigma_ms=sigma_ms,
             finish_ms=finish_ms,
-            late_after_ms=_facts(arrival).budget_ms - (now_s - arrival.at_s) * 1000.0 - MARGIN_MS,
+            late_after_ms=budget_ms - (now_s - arrival.at_s) * 1000.0 - MARGIN_MS,
             may_gain_time=behaviour.weights.energy <= behaviour.weights.latency,
         )
 
