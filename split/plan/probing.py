@@ -19,6 +19,10 @@ PING_BUSY_S: Final = 0.5
 PING_IDLE_S: Final = 15.0
 BUSY_S: Final = 2.0
 """A decision within so many seconds is traffic."""
+BUSY_TURNS: Final = 2.0
+BUSY_MAX_S: Final = 60.0
+"""So is one within so many times the pause between the last two, up to this: a device that takes 5 s for a request and
+is asked again and again is not idle in between."""
 PROBE_BYTES: Final = 32 * 1024
 PROBE_BYTES_MIN: Final = 1024
 PROBE_BYTES_TELLING: Final = 4096
@@ -36,6 +40,9 @@ PROBE_SHARE: Final = 4
 surprise: on a fast link four full ones would be all for half a minute."""
 PROBE_BUSY_S: Final = 3.0
 """Under traffic that stays local, the rate is looked at so often."""
+PROBE_AGAIN_S: Final = 1.0
+"""A second time earlier: the first probe of a connection goes out while models open on both sides, on a device that
+has nothing left for it."""
 
 
 class Probing:
@@ -49,6 +56,8 @@ class Probing:
         self._weighed_at_s = -math.inf
         """When the rate was last seen, or asked for."""
         self._decided_at_s = -math.inf
+        self._busy_s = BUSY_S
+        self._again_after_s = PROBE_BUSY_S
 
     def spend_at_most(self, bytes_per_hour: float) -> None:
         """From now on no more than this, nor than was said at first; `inf`: only that holds."""
@@ -58,9 +67,12 @@ class Probing:
     def connected(self) -> None:
         """A new connection: its rate is worth a look."""
         self._weighed_at_s = -math.inf
+        self._again_after_s = PROBE_AGAIN_S
 
     def decided(self, now_s: float) -> None:
         """There is traffic."""
+        between_s = now_s - self._decided_at_s
+        self._busy_s = max(BUSY_S, BUSY_TURNS * between_s) if between_s <= BUSY_MAX_S else BUSY_S
         self._decided_at_s = now_s
 
     def carried(self, up_bytes: int, now_s: float) -> None:
@@ -72,10 +84,10 @@ class Probing:
         """Bytes of padding of a ping that would be worth its cost now; 0: none. What is returned counts as sent.
 
         The round trip is asked for every 0.5 s under traffic and every 15 s otherwise; the rate once after a connect,
-        and under traffic every 3 s; at once after a surprise (`surprised`: the last transfer did
-        not fit what was known).
+        and under traffic a second later again and then every 3 s; at once after a surprise (`surprised`: the last
+        transfer did not fit what was known).
         """
-        busy = now_s - self._decided_at_s < BUSY_S
+        busy = now_s - self._decided_at_s < self._busy_s
         every_s = PING_BUSY_S if busy else PING_IDLE_S
         at_once = busy and surprised and now_s - self._probed_at_s >= PING_BUSY_S
         fresh = min(link.age_s, now_s - self._probed_at_s) < every_s
@@ -88,6 +100,8 @@ class Probing:
         due = first or (busy and self._weight_due(link, surprised, now_s))
         if due and self._probe_room.take(weight + PING_COST_BYTES, now_s):
             self._probed_at_s = self._weighed_at_s = now_s
+            if not first:
+                self._again_after_s = PROBE_BUSY_S
             return weight
         if self._ping_room.take(PING_COST_BYTES, now_s):
             self._probed_at_s = now_s
@@ -101,7 +115,7 @@ class Probing:
     def _weight_due(self, link: LinkEstimate, surprised: bool, now_s: float) -> bool:
         if math.isinf(link.age_s):
             return False
-        return surprised or now_s - self._weighed_at_s >= PROBE_BUSY_S
+        return surprised or now_s - self._weighed_at_s >= self._again_after_s
 
 
 class _Room:

@@ -628,6 +628,38 @@ def test_under_traffic_that_stays_local_the_link_is_asked_twice_a_second() -> No
     assert 15 <= sent <= 21
 
 
+def test_a_caller_that_waits_seconds_for_each_answer_is_traffic_too() -> None:
+    """A request every 5 s, as a slow device serves them one after the other: two pings a second in between; a minute
+    after the last one none but every fifteen seconds."""
+    planner = connected_planner()
+    sent: list[float] = []
+    for tick in range(480):  # two minutes
+        now_s = 2.0 + tick * 0.25
+        if tick % 20 == 0 and now_s < 30.0:
+            planner.decide("m", TENSOR, edge_queue_ms=0.0, now_s=now_s)
+        if size := planner.probe_wanted(now_s):
+            sent.append(now_s)
+            planner.observe_ping(1.0, now_s, padding_bytes=size)
+    assert 30 <= sum(7.0 <= at_s < 27.0 for at_s in sent) <= 42  # from the second request on
+    assert sum(60.0 <= at_s < 120.0 for at_s in sent) <= 4
+
+
+def test_the_rate_is_looked_at_again_soon_after_the_first_look_of_a_connection() -> None:
+    planner = knowing_planner()
+    planner.connected(max_message_bytes=1 << 28)
+    planner.companion_ready("m", 10.0, 0.5)
+    weighed: list[float] = []
+    for tick in range(40):
+        now_s = tick * 0.25
+        planner.decide("m", TENSOR, edge_queue_ms=0.0, now_s=now_s)
+        if size := planner.probe_wanted(now_s):
+            planner.observe_ping(20.0, now_s, padding_bytes=size)
+            if size > PING_BYTES:
+                weighed.append(now_s)
+    assert weighed[:2] == [0.5, 1.5]
+    assert all(later - earlier >= 3.0 for earlier, later in itertools.pairwise(weighed[1:]))
+
+
 @pytest.mark.parametrize("per_hour", [math.inf, 60_000.0, 5_000.0, 0.0])
 def test_on_a_metered_link_probes_cost_no_more_than_their_share_of_the_cap(per_hour: float) -> None:
     """Ten hours of traffic that stays local: the rooms are full once at the beginning, the rest trickles in."""
