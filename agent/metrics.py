@@ -16,7 +16,8 @@ from prometheus_client.core import (
     SummaryMetricFamily,
 )
 
-from agent.journal import BUCKETS_MS, Journal
+from agent.journal import Journal
+from agent.totals import BUCKETS_MS
 from split.transport.channel import LinkFacts, Observation
 
 _OF_CONNECTION: Mapping[str, tuple[str, Callable[[LinkFacts], float]]] = {

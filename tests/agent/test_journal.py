@@ -13,9 +13,10 @@ import msgspec
 import pytest
 
 from agent.intake import InferenceRequest
-from agent.journal import FORGOTTEN, KEPT, RECENT, Entry, Journal
+from agent.journal import FORGOTTEN, KEPT, Entry, Journal
 from agent.metrics import Metrics
 from agent.planner import Planner
+from agent.totals import RECENT
 from split.errors import DeadlineExceeded
 from split.ids import CutId
 from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate, RequestFacts
