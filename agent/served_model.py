@@ -31,9 +31,9 @@ from split.tensor import Tensors, TensorSpec
 log = logging.getLogger(__name__)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class ServedModel:
-    """A model that answers requests."""
+    """A model that answers requests, from its loading on until it is unloaded or loaded anew."""
 
     name: ModelName
     version: str

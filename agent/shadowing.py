@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Callable
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from agent.compute import Compute, Timed
 from agent.intake import InferenceRequest, bytes_of
@@ -19,6 +20,7 @@ from agent.journal import Journal, Outcome
 from agent.lateness import Lateness
 from agent.planner import Planner
 from agent.room import Holding
+from agent.served_model import ServedModel
 from agent.stages import Prepared, whole
 from split.codec.fidelity import divergence
 from split.codec.golden import bound_of
@@ -42,8 +44,8 @@ class Shadowing:
         self._compute = compute
         self._lateness = lateness
         self._journal = journal
-        self._agreements: dict[str, tuple[Contract, Agreement]] = {}
-        """By model name, with the contract that they are counted under."""
+        self._agreements: WeakKeyDictionary[ServedModel, tuple[Contract, Agreement]] = WeakKeyDictionary()
+        """With the contract that they are counted under; gone with the model."""
         self._running = False
 
     def answered(self, request: InferenceRequest, outcome: Outcome, whole_ms: Callable[[], float]) -> None:
@@ -73,11 +75,11 @@ class Shadowing:
 
     def _agreement(self, request: InferenceRequest) -> Agreement:
         model = request.model
-        contract, agreement = self._agreements.get(model.name, (None, None))
+        contract, agreement = self._agreements.get(model, (None, None))
         # A request has gone to the companion: where that was over, another connection or contract has begun.
         if agreement is None or contract is not model.contract or agreement.failed:
             agreement = Agreement(model.contract.behaviour.fallback.agreement_min)
-            self._agreements[model.name] = model.contract, agreement
+            self._agreements[model] = model.contract, agreement
         return agreement
 
     def _idle_for(self, ms: float) -> bool:
