@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
 
+from split.plan.values import value
 from split.profiles.contract import Weights
 
 ServiceClass = Literal["gold", "silver", "bronze"]
@@ -76,7 +77,7 @@ class Backlog:
 NO_BACKLOG: Final = Backlog(device_ms=0.0, link_ms=0.0, companion_ms=0.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Objective:
     """Normalised weights, the quantile held against the deadline, and the rate to sustain."""
 
