@@ -12,36 +12,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import numpy as np
-
 from agent.journal import Entry
 from agent.planner import Known
-from agent.record import (
-    FORMAT,
-    STAGES,
-    TABLES_PER_HEAD,
-    Behaviour,
-    DevicePower,
-    Head,
-    PlanCosts,
-    Request,
-    Requests,
-    Table,
-    pack,
-)
+from agent.record import FORMAT, Head, Request, Requests, pack
 from agent.record_files import HOUR_BYTES, HOUR_S, RecordFiles
+from agent.record_rows import is_known, row_of
+from agent.record_tables import Tables
 from agent.version import VERSION
-from split.plan.observation import Floats
 from split.plan.power import NO_POWER, Power
-from split.plan.table import Column, PlanTable
-from split.profiles.contract import PRIVACY_ORDER
 
 log = logging.getLogger(__name__)
 
@@ -61,38 +45,6 @@ ROWS_MAX: Final = 2048
 """Of one batch: 1 MB in memory until it is packed."""
 WAITING_BYTES: Final = 200_000
 """Of frames that the disk does not take; then the oldest requests are given up, and counted."""
-TABLES_MAX: Final = 64
-"""In one hour; then a request is recorded by the nearest of its model, with the work it has of that."""
-FINE: Final = 8
-"""Steps in which sizes double: sizes within 5 % share a table."""
-LOOK_S: Final = 1.0
-"""Between two looks at whether a table is still right."""
-OTHER_RATIO: Final = 0.1
-"""It is not if a cost is off by more, and it is a minute old, or off by `ANEW_RATIO`: the companion has told its own
-times."""
-ANEW_RATIO: Final = 0.5
-SAME_S: Final = 60.0
-
-LEAST_MBIT_S: Final = 1e-4
-ENDLESS_MS: Final = 1e9
-"""What stands for more, eleven days."""
-
-_COMPARED: Final = [Column.HEAD, Column.TAIL]
-
-
-@dataclass(slots=True, kw_only=True)
-class _Written:
-    """A table as it was written."""
-
-    number: int
-    table: PlanTable
-    cloud_ms: Floats
-    """As the planner had them."""
-    costs: Floats
-    """Of these, at the table's sizes, those that are compared."""
-    work: float
-    at_s: float
-    looked_at_s: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,8 +55,7 @@ class _Chapter:
     zero_s: float
     head: bytes
     used_bytes: int
-    tables: list[bytes] = field(default_factory=list)
-    written: dict[tuple[str, tuple[int, ...]], _Written] = field(default_factory=dict)
+    tables: Tables = field(default_factory=Tables)
     batches: deque[tuple[float, bytes]] = field(default_factory=deque)
     """(End, monotonic seconds; frame)."""
 
@@ -173,70 +124,21 @@ class Recorder:
             self._seen[model] += 1
             return
         known = self._knows(model, done_at_s)
-        chosen, ran = entry.decision.chosen, entry.ran
-        rows = {} if known is None else known.table.row_of
-        if known is None or chosen.plan not in rows or (ran is not None and ran not in rows):
+        if known is None or not is_known(entry, known):
             self._lost += 1  # not measured yet, or replaced in the meantime
             return
-        written = self._table(model, entry.facts.sizes, known, done_at_s)
+        chapter = self._chapters[-1]
+        written, frame = chapter.tables.of(
+            model, entry.facts.sizes, known, lambda: self._power(done_at_s, model), done_at_s
+        )
+        if frame:
+            self._spend(frame, requests=0)
         if written is None:
             self._lost += 1
             return
         self._seen[model] += 1
         self._recorded.add(model)
-        facts = entry.facts
-        self._rows.append(
-            Request(
-                _fine(entry.received_at_s - self._chapters[-1].zero_s),
-                written.number,
-                _fine(math.prod(facts.sizes) / written.work),
-                _rough(entry.deadline_ms),
-                facts.encoded_bytes,
-                PRIVACY_ORDER.index(facts.privacy),
-                facts.mode is not None or facts.cut is not None or facts.codec is not None,
-                rows[chosen.plan],
-                -1 if ran is None else rows[ran],
-                bool(entry.fallback),
-                chosen.parts,
-                _rough(chosen.predicted_ms),
-                _rough(entry.total_ms),
-                _rough(chosen.stages_ms.get("queue", 0.0)),
-                _rough(known.cloud_queue_ms),
-                _fine(known.alpha),
-                _fine(known.beta),
-                _link(entry.decision.link),
-                _stages(entry),
-            )
-        )
-
-    def _table(self, model: str, sizes: tuple[int, ...], known: Known, now_s: float) -> _Written | None:
-        """The table for a request of these sizes, written if there is none that fits; None where there is no room."""
-        chapter = self._chapters[-1]
-        key = (model, tuple(map(_near, sizes)))
-        written = chapter.written.get(key)
-        if written is not None:
-            if written.cloud_ms is known.cloud_ms or now_s < written.looked_at_s + LOOK_S:
-                return written
-            written.looked_at_s = now_s
-            if not _became_other(written, known, _costs(known, key[1]), now_s):
-                return written
-        if len(chapter.tables) < TABLES_MAX:
-            table = _costs(known, key[1])
-            number = len(chapter.tables)
-            assert number < TABLES_PER_HEAD
-            frame = pack([_as_written(number, model, key[1], table, known, self._power(now_s, model))])
-            chapter.tables.append(frame)
-            self._spend(frame, requests=0)
-            written = chapter.written[key] = _Written(
-                number=number,
-                table=known.table,
-                cloud_ms=known.cloud_ms,
-                costs=table.costs[_COMPARED],
-                work=math.prod(key[1]),
-                at_s=now_s,
-                looked_at_s=now_s,
-            )
-        return written or _nearest(chapter, model, sizes)
+        self._rows.append(row_of(entry, known, table=written.number, work=written.work, zero_s=chapter.zero_s))
 
     # -- batches ------------------------------------------------------------------------------------------------------
 
@@ -310,7 +212,7 @@ class Recorder:
         return [
             frame
             for chapter in self._chapters
-            for frame in (chapter.head, *chapter.tables, *(frame for _, frame in chapter.batches))
+            for frame in (chapter.head, *chapter.tables.frames, *(frame for _, frame in chapter.batches))
         ]
 
     def last_hour(self) -> bytes:
@@ -344,7 +246,7 @@ class Recorder:
 
     def _openings(self) -> dict[int, tuple[bytes, ...]]:
         """Hour → its head and tables."""
-        return {chapter.hour: (chapter.head, *chapter.tables) for chapter in self._chapters}
+        return {chapter.hour: (chapter.head, *chapter.tables.frames) for chapter in self._chapters}
 
     def snapshot(self) -> dict[str, Any]:
         """For `isthmus status`."""
@@ -388,100 +290,3 @@ def _write_down(
             left += frames
             error = why
     return left, error
-
-
-def _as_written(number: int, model: str, sizes: tuple[int, ...], table: PlanTable, known: Known, power: Power) -> Table:
-    return Table(
-        table=number,
-        model=model,
-        sizes=sizes,
-        image_ms=_fine(known.image_ms),
-        plans=tuple(
-            PlanCosts(
-                table.labels[row],
-                _fine(costs[Column.HEAD]),
-                _fine(costs[Column.ENCODE]),
-                round(costs[Column.UP]),
-                _fine(costs[Column.CLOUD_DECODE] * known.speed_ratio + costs[Column.ENCODED] * known.cloud_image_ms),
-                _fine(costs[Column.TAIL]),
-                round(costs[Column.DOWN]),
-                _fine(costs[Column.REPLY]),
-                _fine(costs[Column.FINISH]),
-                sum(bool(level[row]) for level in table.allowed),
-                table.fidelity[row],
-            )
-            for row, costs in enumerate(table.costs.T.tolist())
-        ),
-        power=DevicePower(
-            compute_w=_fine(power.compute_w),
-            send_w=_fine(power.send_w),
-            receive_w=_fine(power.receive_w),
-            wait_w=_fine(power.wait_w),
-            measured=power.measured,
-            source=power.source,
-        ),
-        behaviour=_behaviour(known),
-    )
-
-
-def _behaviour(known: Known) -> Behaviour:
-    asked = known.behaviour
-    weights = asked.weights
-    return Behaviour(
-        weights=(weights.latency, weights.throughput, weights.energy, weights.cost),
-        service_class=asked.service_class,
-        strategy=asked.fallback.strategy,
-        rate_min_per_s=asked.throughput_min_per_s,
-    )
-
-
-def _costs(known: Known, sizes: tuple[int, ...]) -> PlanTable:
-    return known.table.with_compute(tail_ms=known.cloud_ms).at(sizes)
-
-
-def _became_other(written: _Written, known: Known, table: PlanTable, now_s: float) -> bool:
-    """Whether requests are to be held against other costs from now on."""
-    if written.table is not known.table:
-        return True
-    written.cloud_ms = known.cloud_ms
-    off = float(np.max(np.abs(table.costs[_COMPARED] - written.costs) / np.maximum(written.costs, 1e-3)))
-    return off > ANEW_RATIO or (off > OTHER_RATIO and now_s >= written.at_s + SAME_S)
-
-
-def _near(size: int) -> int:
-    """The size whose table stands for this one: 8 in each octave, small ones as they are."""
-    return size if size <= FINE else round(2.0 ** (round(math.log2(size) * FINE) / FINE))
-
-
-def _nearest(chapter: _Chapter, model: str, sizes: tuple[int, ...]) -> _Written | None:
-    work = math.prod(sizes)
-    known = [one for (name, _), one in chapter.written.items() if name == model]
-    return min(known, key=lambda one: abs(math.log(max(work, 1) / one.work)), default=None)
-
-
-def _stages(entry: Entry) -> tuple[float, ...]:
-    measured = entry.stages_ms
-    found = [_rough(measured.get(stage, 0.0)) for stage in STAGES]
-    found[_HEAD] += _rough(measured.get("whole", 0.0))
-    while found and not found[-1]:
-        found.pop()
-    return tuple(found)
-
-
-_HEAD: Final = STAGES.index("head")
-
-
-def _link(estimate: Mapping[str, float]) -> tuple[float, ...]:
-    if not estimate:
-        return ()
-    up_mbit_s, down_mbit_s = (max(_fine(estimate[name]), LEAST_MBIT_S) for name in ("up_mbit_s", "down_mbit_s"))
-    return _rough(estimate["rtt_ms"]), up_mbit_s, down_mbit_s
-
-
-def _rough(ms: float) -> float:
-    """To 10 µs; `round` takes twice as long."""
-    return int(min(ms, ENDLESS_MS) * 100 + 0.5) / 100
-
-
-def _fine(value: float) -> float:
-    return int(value * 10_000 + 0.5) / 10_000
