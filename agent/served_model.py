@@ -1,5 +1,5 @@
 """A model that answers requests: what is known of it, and its segments, opened as they are needed. How it comes to be
-READY is `agent/repository.py`'s business.
+READY is `agent/bringing_up.py`'s business.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from agent.bringing_up import ModelState
 from agent.compute import Compute
 from agent.device_watch import DeviceWatch
 from agent.fingerprinting import Fingerprinting
@@ -20,7 +21,7 @@ from agent.metering import Meter
 from agent.metrics import Metrics
 from agent.planner import Planner
 from agent.recorder import Recorder
-from agent.repository import UNLOADED, ModelState, Repository
+from agent.repository import UNLOADED, Repository
 from agent.serve import Serve
 from agent.served_model import ServedModel
 from agent.uplink import Uplink

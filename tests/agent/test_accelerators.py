@@ -16,7 +16,7 @@ import onnx
 import onnx.parser
 import pytest
 
-import agent.repository
+import agent.bringing_up
 from agent.commands.status import _lines
 from agent.config import AgentConfig, Listen
 from agent.daemon import Daemon
@@ -80,7 +80,7 @@ async def test_a_model_runs_is_measured_and_is_described_on_the_accelerator_that
 ) -> None:
     monkeypatch.setitem(accelerators.PROVIDERS, "cuda", STANDS_FOR_CUDA)
     usable = (STANDS_FOR_CUDA, "CPUExecutionProvider")
-    monkeypatch.setattr(agent.repository, "choose", partial(choose, usable=lambda: usable))
+    monkeypatch.setattr(agent.bringing_up, "choose", partial(choose, usable=lambda: usable))
     async with Daemon(configured(tmp_path, "[cuda, tensorrt, cpu]")) as daemon:
         await daemon.service.load("tiny")
         await until_profiled(daemon)

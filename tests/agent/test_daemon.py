@@ -19,7 +19,7 @@ import onnx.parser
 import pytest
 import pytest_asyncio
 
-import agent.repository
+import agent.bringing_up
 from agent.config import AgentConfig, Emulation, Listen
 from agent.daemon import Daemon
 from agent.served_model import ServedModel
@@ -248,7 +248,7 @@ async def test_a_cache_without_room_is_said_and_the_models_come_by_themselves_wh
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """O-LC-05 on the device: a full disk while models are prepared and measured, then room again, and no restart."""
-    real, failed, room = agent.repository.run_child, dict.fromkeys(("prepare", "profile"), 0), asyncio.Event()
+    real, failed, room = agent.bringing_up.run_child, dict.fromkeys(("prepare", "profile"), 0), asyncio.Event()
 
     async def run_child(arguments: Sequence[str], **options: Any) -> None:
         if failed.get(arguments[0], 2) < 2:
@@ -258,8 +258,8 @@ async def test_a_cache_without_room_is_said_and_the_models_come_by_themselves_wh
             await room.wait()
         await real(arguments, **options)
 
-    monkeypatch.setattr(agent.repository, "run_child", run_child)
-    monkeypatch.setattr(agent.repository, "STORAGE_RETRY_S", 0.05)
+    monkeypatch.setattr(agent.bringing_up, "run_child", run_child)
+    monkeypatch.setattr(agent.bringing_up, "STORAGE_RETRY_S", 0.05)
     config = msgspec.structs.replace(configured(home, tmp_path), cache_dir=tmp_path / "empty")
     async with Daemon(config) as daemon, aiohttp.ClientSession() as session:
         caller = Caller(session, daemon)
