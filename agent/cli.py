@@ -69,16 +69,23 @@ def run(arguments: list[str]) -> int:
             return _agent(parsed)
         return int(modules[parsed.command].run(parsed))
     except ConfigError as error:
-        print(f"isthmus: {error}", file=sys.stderr)
+        _complain(error)
         return EX_CONFIG
     except IsthmusError as error:
-        print(f"isthmus: {error}", file=sys.stderr)
+        _complain(error)
         return 1
     except BrokenPipeError:  # `isthmus cuts … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _complain(error: IsthmusError) -> None:
+    """Some of it may be a service's own words: none of them reaches the terminal as control characters."""
+    from agent.log_lines import printable
+
+    print("\n".join(map(printable, f"isthmus: {error}".split("\n"))), file=sys.stderr)
 
 
 def _agent(parsed: argparse.Namespace) -> int:

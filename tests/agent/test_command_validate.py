@@ -374,6 +374,14 @@ def test_what_a_service_says_reaches_the_terminal_without_control_characters(
     assert not any(line.startswith("next") for line in said.splitlines())
 
 
+def test_what_a_service_refuses_with_reaches_the_terminal_so_too(
+    foreign: Foreign, capfd: pytest.CaptureFixture[str]
+) -> None:
+    foreign.says("GET", "/v2/isthmus/status", {"error": "\x1b]0;owned\x07\x9b31m"}, 500)
+    assert cli.run(["status", "--url", foreign.url]) == 1
+    assert capfd.readouterr().err == "isthmus: \\x1b]0;owned\\x07\\x9b31m\n"
+
+
 def test_a_service_that_answers_too_few_requests_keeps_no_latency(
     tmp_path: Path, validate: Validate, foreign: Foreign
 ) -> None:
