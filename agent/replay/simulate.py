@@ -13,16 +13,15 @@ own pause before it notices is not simulated.
 from __future__ import annotations
 
 import copy
-import heapq
 import math
-from collections import deque
 from dataclasses import replace
-from enum import IntEnum
 from typing import Final, Literal
 
 from agent.replay.course import Course
+from agent.replay.events import Event, Events
 from agent.replay.finishing import due_finishes
 from agent.replay.flight import Finish, Flight
+from agent.replay.line import Line
 from agent.replay.worker import Work, Worker
 from agent.replay.world import Fate, Outcome, Policy, World
 from split.plan.plan import LOCAL, Plan
@@ -39,24 +38,6 @@ LIGHT_BYTES: Final = 256
 """A ping of so little padding passes every queue."""
 
 
-class _Event(IntEnum):
-    """What happens; the rest of an event is the number of its request and a token that makes it void."""
-
-    WORKED = 0
-    SENT = 1
-    REACHED = 2
-    COMPUTED = 3
-    RETURNED = 4
-    BACK_HERE = 5
-    DECODED = 6
-    DUE = 7
-    PONG = 8
-    LOST = 9
-    BACK = 10
-    TICK = 11
-    GIVE_UP = 12
-
-
 class Simulation:
     """One run. `run` once; `probe_bytes` afterwards: what the policy's pings weighed."""
 
@@ -68,24 +49,11 @@ class Simulation:
         self._course = Course(world.trace)
         self._draws = world.draws()
         self._now_s = 0.0
-        self._order = 0
-        self._events: list[tuple[float, int, _Event, int, int]] = []
+        self._events = Events()
         self._flights: dict[int, Flight] = {}
-        self._epoch = 0
-        """Of the connection; what belongs to an earlier one is void."""
-        # the worker
         self._worker = Worker()
         self._due_token = 0
-        # the link and the companion
-        self._up: deque[tuple[int, float]] = deque()
-        self._sending: tuple[int, float, float] | None = None
-        """Number, bytes, since when."""
-        self._send_token = 0
-        self._sent_at_s = -math.inf
-        self._tails: deque[int] = deque()
-        self._computing: int | None = None
-        self._down: deque[int] = deque()
-        self._returning: int | None = None
+        self._line = Line(world, self._course, self._events, self._flights)
         self._pings: dict[int, tuple[float, int, bool]] = {}
         """Number → when it was sent, its padding, whether no request waited for the companion then."""
         self._ping_number = 0
@@ -105,11 +73,7 @@ class Simulation:
         return self._link_is == "up"
 
     def ahead_bytes(self) -> int:
-        waiting = sum(size for _, size in self._up)
-        if self._sending is not None:
-            _, size, since_s = self._sending
-            waiting += max(size - self._course.carried_bytes(since_s, self._now_s), 0.0)
-        return round(waiting)
+        return self._line.ahead_bytes(self._now_s)
 
     def foresee(self, plan: Plan) -> Outcome:
         assert self._choosing is not None, "nothing is being chosen"
@@ -134,15 +98,15 @@ class Simulation:
         assert not self.outcomes, "a simulation runs once"
         for from_s, to_s in self._course.outages:
             if to_s - from_s > self.world.lost_after_s:
-                self._at(from_s + self.world.lost_after_s, _Event.LOST)
+                self._events.at(from_s + self.world.lost_after_s, Event.LOST)
             if to_s < math.inf:
                 is_short = to_s - from_s <= self.world.lost_after_s
                 heard_s = self._course.at(to_s).rtt_ms / 1000.0 if is_short else self.world.back_after_s
-                self._at(to_s + heard_s, _Event.BACK)
+                self._events.at(to_s + heard_s, Event.BACK)
         policy.begin(self)
         self._start_ticking()
         for number, arrival in enumerate(self.world.arrivals):
-            while self._events and self._events[0][0] <= arrival.at_s:
+            while self._events.next_at_s <= arrival.at_s:
                 self._step()
             self._now_s = self._asked_at_s = arrival.at_s
             self._start_ticking()
@@ -164,47 +128,44 @@ class Simulation:
         """The same from here on, without a policy: nobody listens, nobody pings."""
         other = copy.copy(self)
         other._policy, other._choosing, other._may_ping, other.outcomes = None, None, False, []
-        other._events = list(self._events)
+        other._events = self._events.fork()
         other._flights = {number: replace(flight) for number, flight in self._flights.items()}
         for flight in other._flights.values():
             flight.stages_ms = dict(flight.stages_ms)
         other._worker, other._pings = self._worker.fork(), dict(self._pings)
-        other._up, other._tails, other._down = deque(self._up), deque(self._tails), deque(self._down)
+        other._line = self._line.fork(other._events, other._flights)
         return other
-
-    def _at(self, at_s: float, event: _Event, number: int = 0, token: int = 0) -> None:
-        self._order += 1
-        heapq.heappush(self._events, (at_s, self._order, event, number, token))
 
     def _step(self) -> None:
         """The next event."""
-        self._now_s, _, event, number, token = heapq.heappop(self._events)
+        self._now_s, event, number, token = self._events.take()
+        line = self._line
         match event:
-            case _Event.WORKED:
+            case Event.WORKED:
                 self._worked()
-            case _Event.SENT:
-                self._sent(token)
-            case _Event.REACHED if token == self._epoch:
-                self._reached(number)
-            case _Event.COMPUTED if token == self._epoch:
-                self._computed(number)
-            case _Event.RETURNED if token == self._epoch:
-                self._returned(number)
-            case _Event.BACK_HERE if token == self._epoch:
+            case Event.SENT:
+                line.sent(token, self._now_s)
+            case Event.REACHED if token == line.epoch:
+                line.reached(number, self._now_s)
+            case Event.COMPUTED if token == line.epoch:
+                line.computed(number, self._now_s)
+            case Event.RETURNED if token == line.epoch:
+                line.returned(number, self._now_s)
+            case Event.BACK_HERE if token == line.epoch:
                 self._back_here(number)
-            case _Event.DECODED:
+            case Event.DECODED:
                 self._decoded(number)
-            case _Event.DUE if token == self._due_token:
+            case Event.DUE if token == self._due_token:
                 self._make_room()
-            case _Event.PONG if token == self._epoch:
+            case Event.PONG if token == line.epoch:
                 self._pong(number)
-            case _Event.LOST:
+            case Event.LOST:
                 self._lose()
-            case _Event.BACK:
+            case Event.BACK:
                 self._back()
-            case _Event.TICK if self._may_ping:
+            case Event.TICK if self._may_ping:
                 self._tick()
-            case _Event.GIVE_UP if number in self._flights:
+            case Event.GIVE_UP if number in self._flights:
                 self._give_up(self._flights[number])
             case _:
                 pass  # void
@@ -215,7 +176,7 @@ class Simulation:
         flight = self._flights[number] = self._flight(number, plan)
         flight.expected_here_ms = self._expected_ms(flight, finishes=False)
         if self.world.gives_up and flight.deadline_at_s < math.inf:
-            self._at(flight.deadline_at_s, _Event.GIVE_UP, number)
+            self._events.at(flight.deadline_at_s, Event.GIVE_UP, number)
         self._enter(flight, Work.PREPARE)
 
     def _enter(self, flight: Flight, work: Work) -> None:
@@ -254,7 +215,7 @@ class Simulation:
                 flight.stages_ms["finish_queue"], flight.stages_ms["finish"] = waited_ms, job_ms * load
             flight.compute_ms += job_ms * load
             self._worker.begin(number, work, expected_ms, self._now_s)
-            self._at(self._now_s + job_ms * load / 1000.0, _Event.WORKED)
+            self._events.at(self._now_s + job_ms * load / 1000.0, Event.WORKED)
 
     def _worked(self) -> None:
         number, work = self._worker.done()
@@ -288,7 +249,7 @@ class Simulation:
         )
         if not due:
             self._due_token += 1
-            self._at(next_at_s, _Event.DUE, token=self._due_token)
+            self._events.at(next_at_s, Event.DUE, token=self._due_token)
         return due
 
     def _finish(self, flight: Flight, fate: Fate) -> None:
@@ -311,7 +272,7 @@ class Simulation:
         if flight.finish is Finish.WAITS:
             self._worker.withdraw(flight.expected_finish_ms)
         if flight.is_remote:
-            self._call_off(flight)
+            self._line.call_off(flight, self._now_s)
         self._asked_at_s = self._now_s
         outcome = flight.outcome(self.world, self._now_s)
         self.outcomes.append(outcome)
@@ -339,85 +300,8 @@ class Simulation:
         if self._policy is not None:
             hedge_ms = self._policy.sent(flight.number, flight.plan, self._now_s, finish_ms)
             flight.hedge_at_s = self._now_s + hedge_ms / 1000.0
-        self._up.append((flight.number, flight.up_load))
-        self._send_on()
+        self._line.hand(flight.number, flight.up_load, self._now_s)
         self._make_room()
-
-    def _send_on(self) -> None:
-        while self._sending is None and self._up:
-            number, size = self._up.popleft()
-            if number >= 0 and number not in self._flights:
-                continue
-            start, now_s = self.world.slow_start, self._now_s
-            if start is not None and now_s - self._sent_at_s > start.idle_s:
-                through_s = self._course.slowly_through_at_s(now_s, size, start)
-            else:
-                through_s = self._course.through_at_s(now_s, size)
-            self._sending = (number, size, now_s)
-            self._send_token += 1
-            if through_s < math.inf:
-                self._at(through_s, _Event.SENT, token=self._send_token)
-
-    def _sent(self, token: int) -> None:
-        if self._sending is None or token != self._send_token:
-            return
-        number, _, since_s = self._sending
-        self._sending, self._sent_at_s = None, self._now_s
-        rtt_ms = self._course.at(self._now_s).rtt_ms
-        if number < 0:
-            self._at(self._now_s + rtt_ms / 1000.0, _Event.PONG, number, self._epoch)
-        elif (flight := self._flights.get(number)) is not None:
-            flight.sent_ms = (self._now_s - since_s) * 1000.0
-            flight.moved_bytes += flight.payload_bytes
-            self._at(self._now_s + flight.way_up * rtt_ms / 2000.0, _Event.REACHED, number, self._epoch)
-        self._send_on()
-
-    def _reached(self, number: int) -> None:
-        if (flight := self._flights.get(number)) is not None:
-            flight.there_at_s = self._now_s
-            flight.stages_ms["up"] = (self._now_s - flight.handed_at_s) * 1000.0
-            self._tails.append(number)
-            self._compute_on()
-
-    def _compute_on(self) -> None:
-        while self._computing is None and self._tails:
-            number = self._tails.popleft()
-            if (flight := self._flights.get(number)) is None:
-                continue
-            load = self._course.at(self._now_s).cloud_ratio
-            flight.stages_ms["cloud_queue"] = (self._now_s - flight.there_at_s) * 1000.0
-            flight.stages_ms["cloud_decode"] = flight.there_decode_ms * load
-            flight.stages_ms["tail"] = (flight.there_ms - flight.there_decode_ms) * load
-            flight.there_took_ms = flight.there_ms * load
-            self._computing = number
-            self._at(self._now_s + flight.there_took_ms / 1000.0, _Event.COMPUTED, number, self._epoch)
-
-    def _computed(self, number: int) -> None:
-        self._computing = None
-        if (flight := self._flights.get(number)) is not None:
-            flight.computed_at_s = self._now_s
-            self._down.append(number)
-            self._return_on()
-        self._compute_on()
-
-    def _return_on(self) -> None:
-        while self._returning is None and self._down:
-            number = self._down.popleft()
-            if (flight := self._flights.get(number)) is None:
-                continue
-            through_s = self._course.through_at_s(self._now_s, flight.down_load, down=True)
-            flight.received_ms = (through_s - self._now_s) * 1000.0
-            self._returning = number
-            if through_s < math.inf:
-                self._at(through_s, _Event.RETURNED, number, self._epoch)
-
-    def _returned(self, number: int) -> None:
-        self._returning = None
-        if (flight := self._flights.get(number)) is not None:
-            flight.moved_bytes += flight.down_bytes
-            half_ms = flight.way_down * self._course.at(self._now_s).rtt_ms / 2.0
-            self._at(self._now_s + half_ms / 1000.0, _Event.BACK_HERE, number, self._epoch)
-        self._return_on()
 
     def _back_here(self, number: int) -> None:
         self._heard_at_s = self._now_s
@@ -427,7 +311,7 @@ class Simulation:
         decode_ms = flight.decode_ms * self._course.at(self._now_s).edge_ratio
         flight.stages_ms["decode"] = decode_ms
         flight.compute_ms += decode_ms
-        self._at(self._now_s + decode_ms / 1000.0, _Event.DECODED, number)
+        self._events.at(self._now_s + decode_ms / 1000.0, Event.DECODED, number)
 
     def _decoded(self, number: int) -> None:
         if (flight := self._flights.get(number)) is not None:
@@ -435,16 +319,6 @@ class Simulation:
             flight.stages_ms.pop("finish_queue", None)
             flight.stages_ms.pop("finish", None)
             self._answer(flight)
-
-    def _call_off(self, flight: Flight) -> None:
-        """Nobody waits for the companion's answer any more: what has not been sent is dropped."""
-        if self._sending is not None and self._sending[0] == flight.number:
-            since_s = self._sending[2]
-            flight.moved_bytes += min(self._course.carried_bytes(since_s, self._now_s), flight.payload_bytes)
-            flight.sent_ms = (self._now_s - since_s) * 1000.0
-            self._sending, self._sent_at_s = None, self._now_s
-            self._send_token += 1
-            self._send_on()
 
     def _suspect(self) -> None:
         """A reply is overdue. Only a link that is down keeps silent from then on: another is heard a round trip later,
@@ -461,15 +335,8 @@ class Simulation:
         self._link_is = "lost"
         if self._policy is not None:
             self._policy.lost(self._now_s)
-        self._up.clear()
-        for flight in self._flights.values():
-            self._call_off(flight)
-        self._epoch += 1
-        self._send_token += 1
-        self._sending = self._computing = self._returning = None
-        for queue in (self._tails, self._down, self._pings):
-            queue.clear()
-        self._sent_at_s = -math.inf
+        self._line.lose(self._now_s)
+        self._pings.clear()
         waiting = [one for one in self._flights.values() if one.waits]
         for flight in sorted(waiting, key=lambda one: one.deadline_at_s):
             if flight.waits:  # entering one may have begun others
@@ -485,14 +352,14 @@ class Simulation:
     def _start_ticking(self) -> None:
         if self._may_ping and not self._is_ticking:
             self._is_ticking = True
-            self._at(self._now_s, _Event.TICK)
+            self._events.at(self._now_s, Event.TICK)
 
     def _tick(self) -> None:
         """The heartbeat: a light ping while the companion owes an answer, else whatever the policy wants."""
         if not self._flights and self._now_s - self._asked_at_s > QUIET_S:
             self._is_ticking = False
             return
-        self._at(self._now_s + TICK_S, _Event.TICK)
+        self._events.at(self._now_s + TICK_S, Event.TICK)
         owes = self._link_is == "silent" or self._is_owed
         if not owes:
             self._ping_if_wanted()
@@ -515,12 +382,13 @@ class Simulation:
         self._pings[self._ping_number] = (self._now_s, padding, not self._is_owed)
         self.probe_bytes += padding + PING_COST_BYTES
         if padding > LIGHT_BYTES:
-            self._up.append((self._ping_number, float(padding)))
-            self._send_on()
+            self._line.hand(self._ping_number, padding, self._now_s)
             return
         passes_s = self._course.passes_from_s(self._now_s)
         if passes_s < math.inf:
-            self._at(passes_s + self._course.at(passes_s).rtt_ms / 1000.0, _Event.PONG, self._ping_number, self._epoch)
+            self._events.at(
+                passes_s + self._course.at(passes_s).rtt_ms / 1000.0, Event.PONG, self._ping_number, self._line.epoch
+            )
 
     def _pong(self, number: int) -> None:
         sent_at_s, padding, alone = self._pings.pop(number)
