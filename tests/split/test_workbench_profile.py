@@ -21,7 +21,7 @@ from split.errors import InvalidModel, ModelUnavailable
 from split.graph.card import CutCard, ModelCard, write_card
 from split.ids import CutId, ModelDigest
 from split.plan.plan import Placement, Plan, RequestFacts
-from split.plan.predict import payload_bytes
+from split.plan.predict import sent_bytes
 from split.plan.table import PlanTable
 from split.profiles.contract import Contract, Data, InputContract, contract_beside
 from split.profiles.image_spec import ImageSpec
@@ -598,7 +598,7 @@ def test_a_dynamic_model_is_timed_at_two_sizes_and_its_bytes_are_known_at_all(tm
                 plan = Plan(placement=Placement.SPLIT, cut=cut.id, codec=codec)
                 if plan not in table.row_of:
                     continue
-                predicted = round(payload_bytes(table.at(sizes), FACTS, table.row_of[plan]))
+                predicted = round(float(sent_bytes(table.at(sizes), FACTS)[table.row_of[plan]]))
                 really = len(b"".join(encode({spec.name: crosses[spec.name] for spec in cut.boundary}, codec)))
                 assert predicted == (really if codec == "raw" else pytest.approx(really, rel=0.2, abs=256)), (
                     cut.id,
