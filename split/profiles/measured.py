@@ -27,7 +27,7 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CodecCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """A codec on one payload (a boundary, or the model's inputs), medians over the golden inputs."""
+    """A codec on one payload (a boundary, or the model's inputs); bytes: the median over the golden inputs."""
 
     codec: str
     bytes: int

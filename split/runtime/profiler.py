@@ -1,11 +1,10 @@
-"""Measuring how long things take on a machine that does other things too: medians, interleaved, bounded in time.
+"""Measuring how long things take on a machine that does other things too: quartiles, interleaved, bounded in time.
 
 Names and callables in, milliseconds out. What to measure is the workbench's business (`split/workbench/profile.py`).
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -15,19 +14,24 @@ from split.tensor import Array
 
 ROUNDS_MIN: Final = 3
 ROUNDS_MAX: Final = 25
-"""A median of 25 has a standard error of a quarter of the spread: more rounds only cost time."""
+"""A quartile of 25 has a standard error of a quarter of the spread: more rounds only cost time."""
 
 QUICK_S: Final = 0.1
 """From here on, filling the caches anew (tens of MB, a few ms) is lost in the run itself."""
 
 
 def measure(segment: Segment, feeds: Mapping[str, Array], *, budget_s: float = 1.0) -> float:
-    """Median milliseconds of one run of `segment` on `feeds`, warm."""
+    """Milliseconds of one run of `segment` on `feeds`, warm."""
     return measure_interleaved({"": lambda: segment.run(feeds)}, budget_s)[""]
 
 
 def measure_interleaved(work: Mapping[str, Callable[[], Any]], budget_s: float) -> dict[str, float]:
-    """Median milliseconds of each callable, measured in turns so that a slow moment of the machine hits all alike.
+    """Milliseconds of each callable, measured in turns so that a slow moment of the machine hits all alike: of its runs
+    the lower quartile.
+
+    Not the median: others on the machine only make a run longer, and a long one more often than a short one, which fits
+    between two of their turns. Where they are busy half of the time, the median of a whole model is a disturbed run and
+    that of a short head is not, so that the head would seem a third of what it is beside its whole.
 
     What is quick runs twice in a turn and the second run counts: the first one brings its data back into the caches, as
     in a stream of requests. Every other round goes backwards. After `ROUNDS_MIN` rounds the budget (seconds, all
@@ -46,7 +50,7 @@ def measure_interleaved(work: Mapping[str, Callable[[], Any]], budget_s: float) 
             if name in quick:
                 work[name]()
             taken[name].append(_seconds(work[name]) * 1e3)
-    return {name: statistics.median(times) for name, times in taken.items()}
+    return {name: sorted(times)[(len(times) - 1) // 4] for name, times in taken.items()}
 
 
 def _seconds(call: Callable[[], Any]) -> float:

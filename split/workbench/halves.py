@@ -47,7 +47,7 @@ class OtherRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Times:
-    """Medians, measured in turns; `other_…` at other sizes, 0 without any."""
+    """Lower quartiles, measured in turns; `other_…` at other sizes, 0 without any."""
 
     whole_ms: float
     head_ms: float

@@ -61,3 +61,11 @@ def test_very_slow_things_get_one_round(clock: Clock) -> None:
 def test_each_name_gets_its_own_time(clock: Clock) -> None:
     ms = measure_interleaved({"a": clock.takes(0.003), "b": clock.takes(0.005)}, 0.1)
     assert ms == pytest.approx({"a": 3.0, "b": 5.0})
+
+
+def test_on_a_busy_machine_a_long_run_keeps_its_ratio_to_a_short_one(clock: Clock) -> None:
+    """Two of three long runs are interrupted for 8 ms, the short one fits in between: 6 ms and 2 ms it remains."""
+    # The first call, then two in each round, of which the second counts.
+    disturbed = [seconds for turn in range(ROUNDS_MAX) for seconds in (0.006, 0.006 if turn % 3 == 0 else 0.014)]
+    ms = measure_interleaved({"whole": clock.takes(0.006, *disturbed), "head": clock.takes(0.002)}, 60.0)
+    assert ms == pytest.approx({"whole": 6.0, "head": 2.0})
