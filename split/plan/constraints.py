@@ -24,12 +24,12 @@ def may_run(table: PlanTable, observation: Observation, facts: RequestFacts, ene
     """[plan]; `table` as for `predict`, `energy_j`: of `score.energies_j`, asked for only while the battery is low."""
     if observation.remote is None:
         return only_local(len(table))
-    mask: Flags = table.allowed[_level(facts)].copy()
+    mask = table.allowed[_level(facts)]
     if not facts.encoded_bytes:
-        mask &= table.sends_tensors
+        mask = mask & table.sends_tensors
     for meets, _ in _demands(table, observation, observation.remote, facts, energy_j):
-        mask &= meets
-    return mask if mask.any() else only_local(len(table))
+        mask = mask & meets
+    return mask if mask[LOCAL_ROW] or mask.any() else only_local(len(table))
 
 
 def only_local(plans: int) -> Flags:
