@@ -31,6 +31,7 @@ from agent.waiting import Asked, RemoteReply
 from split.errors import DeadlineExceeded, EngineFailed, IsthmusError, ModelUnavailable, UnknownModel
 from split.ids import OFFLOAD_CUT, CutId
 from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate
+from split.plan.score import spreads
 from split.plan.slack import reserved_ms
 from split.runtime.engine import Segment, Stop
 from split.tensor import Tensors
@@ -114,8 +115,8 @@ class Serve:
             self._afterwards.note(self._planner.observe_edge, request.model.name, plan, stage, ms)
 
     def _learn_total(self, request: InferenceRequest, outcome: Outcome) -> None:
-        chosen = outcome.decision.chosen
-        if outcome.ran == chosen.plan and not outcome.fallback:
+        chosen, loaded = outcome.decision.chosen, spreads(outcome.decision.objective.get("throughput", 0.0))
+        if outcome.ran == chosen.plan and not outcome.fallback and not loaded:
             args = (request.model.name, chosen.plan, outcome.total_ms, chosen.predicted_ms)
             self._afterwards.note(self._planner.observe_total, *args)
 

@@ -58,7 +58,13 @@ class Score:
     @property
     def sticks(self) -> bool:
         """Whether the last choice is worth keeping: not while requests are to be spread."""
-        return self.objective.throughput < SPREADS_FROM
+        return not spreads(self.objective.throughput)
+
+
+def spreads(throughput: float) -> bool:
+    """Whether requests are spread where throughput weighs so much. What one takes then is its load's, and says nothing
+    of its plan."""
+    return throughput >= SPREADS_FROM
 
 
 def weighs_energy(table: PlanTable, observation: Observation) -> bool:

@@ -1391,6 +1391,20 @@ def test_where_only_the_companion_may_answer_a_lost_part_is_the_requests_error(t
 # -- several requests at once ----------------------------------------------------------------------------------------
 
 
+def test_what_a_request_takes_behind_others_teaches_nothing_about_its_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=says_nothing) as lab:
+            taught: list[float] = []
+            monkeypatch.setattr(lab.planner, "observe_total", lambda name, plan, ms, predicted_ms: taught.append(ms))
+            outcomes = await asyncio.gather(*(lab.ask(mode="local", deadline_ms=5000.0) for _ in range(6)))
+            lab.serve.settle_books()
+            assert taught == [min(outcome.total_ms for outcome in outcomes)]
+
+    run_in_virtual_time(story())
+
+
 @pytest.mark.parametrize(
     ("slowest", "link_ms", "companion_ms"), [("device", 10.0, 10.0), ("link", 70.0, 10.0), ("companion", 10.0, 70.0)]
 )

@@ -16,6 +16,7 @@ from split.plan.hedging import HEDGING, Replies, expected_reply_ms, hedge_after_
 from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
 from split.plan.power import Power, PowerModel
 from split.plan.probing import PING_BYTES
+from split.plan.score import spreads
 from split.plan.slack import MARGIN_MS
 from split.plan.slow_start import INITIAL_SEGMENTS, SendWindow
 
@@ -139,7 +140,7 @@ class Ours(Policy):
                 self._learn(outcome, plan, "whole" if stage == "head" and plan == LOCAL else stage, stages_ms[stage])
         if "finish" in stages_ms:
             self._learn_finish(outcome)
-        if outcome.fate is Fate.PLANNED:
+        if outcome.fate is Fate.PLANNED and not spreads(decision.objective.get("throughput", 0.0)):
             predicted_ms = decision.chosen.predicted_ms
             self._planner.observe_total(outcome.arrival.model, outcome.plan, outcome.total_ms, predicted_ms)
         if outcome.fate is Fate.PLANNED and outcome.plan != LOCAL:
