@@ -27,9 +27,10 @@ REQUEST_METADATA_BYTES: Final = 4096
 """What a request's message has beside its payload: ids, the names of outputs, how to prepare a picture."""
 
 SPREADS_FROM: Final = 0.1
-"""Weight of throughput: below, nothing of a request's size waits, and a change of segments costs more than it gains. Two
-and three callers that ask again at once are above it most of the time; to keep the last choice and to try plans up to 0.5
-gave them 0.999 and 0.998 times as many answers (simulated: rate steps and the LTE walk, devices 2 and 10 times slower)."""
+"""Weight of throughput: below, nothing of a request's size waits, and a change of segments costs more than it gains.
+Two and three callers that ask again at once are above it most of the time; to keep the last choice and to try plans up
+to 0.5 gave them 0.999 and 0.998 times as many answers (simulated: rate steps and the LTE walk, devices 2 and 10 times
+slower)."""
 
 _DEVICE: Final = (Column.IMAGE, Column.HEAD, Column.ENCODE, Column.ENCODE_CALL, Column.REPLY, Column.REPLY_CALL)
 _COMPANION: Final = (Column.CLOUD_DECODE, Column.DECODE_CALL, Column.TAIL)
