@@ -167,6 +167,7 @@ class CompanionView:
             may_be_bytes = min(max(over_ms / found.up_ms_per_byte, 0.0), up_bytes_max - up_bytes)
             up_bytes += round(may_be_bytes)
         self._observe_link(up_bytes, down_bytes, network_ms, now_s)
+        self._probing.moved(up_bytes + down_bytes)
         self._heard_at_s, self._excused = now_s, False
 
     def observe_window(self, window: SendWindow | None) -> None:

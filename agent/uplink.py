@@ -386,6 +386,7 @@ class Uplink:
                     for older in [n for n, (_, size, _) in self._pings.items() if n < nonce and (size > 0) == heavy]:
                         del self._pings[older]  # that answer will not come
                 self._note_window()
+                self._changed.set()  # where it was a surprise, the next ping tells what it was
             case Renewed() as renewed:
                 self.on_renewed(renewed)
             case Goodbye(reason=reason):

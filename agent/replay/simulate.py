@@ -396,6 +396,7 @@ class Simulation:
         if self._policy is not None and alone:
             self._policy.ponged((self._now_s - sent_at_s) * 1000.0, padding, self._now_s)
             self._policy.loaded(self._course.at(self._now_s).cloud_ratio)
+            self._ping_if_wanted()
 
 
 def simulate(world: World, policy: Policy) -> list[Outcome]:

@@ -257,8 +257,9 @@ class Policy(ABC):
         return
 
     def probe(self, now_s: float) -> int:
-        """Bytes of padding of a ping to be sent now; 0: none. Asked four times a second and after replies, while no
-        request waits for the companion; not in long pauses. For a policy that does not say, no ping is ever sent."""
+        """Bytes of padding of a ping to be sent now; 0: none. Asked four times a second and after replies and pongs,
+        while no request waits for the companion; not in long pauses. For a policy that does not say, no ping is ever
+        sent."""
         return 0
 
     def ponged(self, rtt_ms: float, padding_bytes: int, now_s: float) -> None:

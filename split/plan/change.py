@@ -51,7 +51,8 @@ def explain(before: Belief, measured: Sequence[tuple[Measured, float]]) -> Expla
     by_rtt = _solved(before, measured, OPEN_SIGMA, KEPT_SIGMA)
     by_both = _solved(before, measured, OPEN_SIGMA, OPEN_SIGMA)
     by_up = _solved(before, measured, KEPT_SIGMA, OPEN_SIGMA, both_ways=False)
-    alone = max(by_rate, by_up, by_rtt)
+    # Of equals the first: where no reply tells the two apart, both directions have changed.
+    alone = max(by_rate, by_up, by_rtt, key=lambda one: one.evidence)
     if by_both.evidence > alone.evidence - TELLS_APART:
         # Measurements of one size do not tell which it was, and the next one of another size shall be free to.
         return by_both._replace(holds=by_both.holds and (alone.holds or len(measured) > 2))

@@ -15,14 +15,12 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from split.plan.belief import Belief, Measured, Surprise
+from split.plan.belief import HARDLY_SHOWS_BYTES, Belief, Measured, Surprise
 from split.plan.change import AGREE_SIGMAS, explain
 from split.plan.estimate import ChangeDetector
 from split.plan.observation import LinkEstimate, SlowStart
 from split.plan.slow_start import OPEN, slow_start
 
-_PING_LIKE_BYTES: Final = 2048
-"""Up to here the rate hardly shows: 1.6 ms at 10 Mbit/s."""
 _WINDOW_ROUNDS: Final = 3
 """So often a measurement is asked at most how often it waited; it ends when two answers agree."""
 
@@ -188,12 +186,12 @@ class Link:
             self._settle(measured)
             if self._detector.changed(sigmas):
                 belief = _widened(belief, measured)
-            elif measured.size > _PING_LIKE_BYTES:
+            elif measured.size > HARDLY_SHOWS_BYTES:
                 self._learn_noise(sigmas)
             belief = belief.updated(measured, noise, surprise.ms)
         if window[0] < up_bytes:
             self._learn_slow_start(belief, up_bytes, down_bytes, measured.ms, window)
-        self._down_seen = self._down_seen or down_bytes > _PING_LIKE_BYTES
+        self._down_seen = self._down_seen or down_bytes > HARDLY_SHOWS_BYTES
         self._belief = belief
         self._seen_at_s = now_s
         self.observations += 1
@@ -341,7 +339,7 @@ def _widened(belief: Belief, measured: Measured) -> Belief:
     a ping to the rtt. The next ping or transfer of another size sets the rest right.
     """
     ms, size = abs(measured.ms - belief.expected_ms(measured)), measured.size
-    rtt, up = (0.5 * ms, ms / size) if size > _PING_LIKE_BYTES else (ms, 0.0)
+    rtt, up = (0.5 * ms, ms / size) if size > HARDLY_SHOWS_BYTES else (ms, 0.0)
     rr, _, _, uu, _, dd = belief.covariance
     rr, uu, dd = max(rr, rtt * rtt), max(uu, up * up), max(dd, up * up)
     return belief._replace(covariance=(rr, 0.0, 0.0, uu, Link.SAME_BOTH_WAYS * math.sqrt(uu * dd), dd))

@@ -1,7 +1,8 @@
 """When a ping to the companion is worth its bytes, and how heavy it is to be: an estimate goes in, bytes come out.
 
-Only where no transfer informs. Two budgets, so that neither light nor heavy pings starve the others; nothing is sent
-here, and what comes back is the link's to learn (`link.py`).
+Only where no transfer informs. Two budgets, so that neither light nor heavy pings starve the others: a steady one, and
+a small share of what requests moved, since a link that carries megabytes of them is worth kilobytes of looking when it
+carries none for a while. Nothing is sent here, and what comes back is the link's to learn (`link.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ PING_COST_BYTES: Final = 256
 """A ping and its pong on the wire: padding, frame, TLS record, TCP/IP headers and acknowledgements both ways."""
 PING_BUSY_S: Final = 0.5
 """DESIGN §5: under traffic no estimate is older."""
+PING_EARNED_S: Final = 0.25
+"""The same while requests have earned it: what stays here notices within three of them that it need not."""
+AT_ONCE_S: Final = 0.1
+"""After a surprise; it takes two or three to tell what it was."""
 PING_IDLE_S: Final = 15.0
 BUSY_S: Final = 2.0
 """A decision within so many seconds is traffic."""
@@ -26,7 +31,7 @@ is asked again and again is not idle in between."""
 PROBE_BYTES: Final = 32 * 1024
 PROBE_BYTES_MIN: Final = 1024
 PROBE_BYTES_TELLING: Final = 4096
-"""What is saved for: less tells a rate from a round trip only on slow links, where less is asked for anyway."""
+"""What is saved for, and the least where it was earned: less tells a rate from a round trip only on slow links."""
 PROBE_BURST_BYTES: Final = 4 * PROBE_BYTES
 PING_BURST_BYTES: Final = 128 * PING_COST_BYTES
 """What may be spent at once after a quiet time: four of the heaviest probes, a minute of pings under traffic."""
@@ -43,15 +48,22 @@ PROBE_BUSY_S: Final = 3.0
 PROBE_AGAIN_S: Final = 1.0
 """A second time earlier: the first probe of a connection goes out while models open on both sides, on a device that
 has nothing left for it."""
+PROBE_EARNED_S: Final = 1.0
+"""The same while requests have earned it."""
+TRAFFIC_SHARE: Final = 0.01
+"""Of the bytes that requests and replies moved, for heavy pings, and as much again for light ones."""
+TRAFFIC_SAVED_BYTES: Final = 1_000_000
+"""What of that is kept at most, of each: ten minutes without a transfer and they are rare again."""
 
 
 class Probing:
-    """`bytes_per_hour`: what probes and pings may cost together."""
+    """`bytes_per_hour`: what probes and pings may cost together, beside a share of what requests moved; 0: nothing."""
 
     def __init__(self, bytes_per_hour: float) -> None:
         self._bytes_per_hour = bytes_per_hour
         self._ping_room = _Room(bytes_per_hour / 2, PING_BURST_BYTES)
         self._probe_room = _Room(bytes_per_hour / 2, PROBE_BURST_BYTES)
+        self._is_scarce = False
         self._probed_at_s = -math.inf
         self._weighed_at_s = -math.inf
         """When the rate was last seen, or asked for."""
@@ -60,8 +72,12 @@ class Probing:
         self._again_after_s = PROBE_BUSY_S
 
     def spend_at_most(self, bytes_per_hour: float) -> None:
-        """From now on no more than this, nor than was said at first; `inf`: only that holds."""
+        """From now on no more than this, nor than was said at first; `inf`: only that holds. Where it is less than was
+        said at first, what requests move adds nothing."""
+        self._is_scarce = bytes_per_hour < self._bytes_per_hour
         for room in (self._ping_room, self._probe_room):
+            if self._is_scarce:
+                room.earned = 0.0
             room.bytes_per_hour = min(bytes_per_hour, self._bytes_per_hour) / 2
 
     def connected(self) -> None:
@@ -80,23 +96,31 @@ class Probing:
         if up_bytes >= PROBE_BYTES_MIN:
             self._weighed_at_s = now_s
 
+    def moved(self, crossing_bytes: float) -> None:
+        """A request and its reply crossed, of so many bytes."""
+        if self._bytes_per_hour > 0.0 and not self._is_scarce:
+            for room in (self._ping_room, self._probe_room):
+                room.earned = min(room.earned + TRAFFIC_SHARE * crossing_bytes, TRAFFIC_SAVED_BYTES)
+
     def wanted(self, link: LinkEstimate, *, surprised: bool, now_s: float) -> int:
         """Bytes of padding of a ping that would be worth its cost now; 0: none. What is returned counts as sent.
 
         The round trip is asked for every 0.5 s under traffic and every 15 s otherwise; the rate once after a connect,
-        and under traffic a second later again and then every 3 s; at once after a surprise (`surprised`: the last
-        transfer did not fit what was known).
+        and under traffic a second later again and then every 3 s; both more often with what requests have earned. Both
+        at once after a surprise (`surprised`: the last transfer did not fit what was known).
         """
         busy = now_s - self._decided_at_s < self._busy_s
-        every_s = PING_BUSY_S if busy else PING_IDLE_S
-        at_once = busy and surprised and now_s - self._probed_at_s >= PING_BUSY_S
+        busy_s = PING_EARNED_S if self._ping_room.earned >= PING_COST_BYTES else PING_BUSY_S
+        every_s = busy_s if busy else PING_IDLE_S
+        at_once = busy and surprised and now_s - self._probed_at_s >= AT_ONCE_S
         fresh = min(link.age_s, now_s - self._probed_at_s) < every_s
         if fresh and not at_once and not self._first_weight_due(link, now_s):
             return 0
         first = self._first_weight_due(link, now_s)
         carried_ms = PROBE_MS[1] if first else min(max(PROBE_RTT_RATIO * link.rtt_ms, PROBE_MS[0]), PROBE_MS[1])
         affordable = max(self._probe_room.left(now_s) / PROBE_SHARE, PROBE_BYTES_TELLING)
-        weight = int(min(max(carried_ms / link.up_ms_per_byte, PROBE_BYTES_MIN), PROBE_BYTES, affordable))
+        least = PROBE_BYTES_TELLING if self._has_earned else PROBE_BYTES_MIN
+        weight = int(min(max(carried_ms / link.up_ms_per_byte, least), PROBE_BYTES, affordable))
         due = first or (busy and self._weight_due(link, surprised, now_s))
         if due and self._probe_room.take(weight + PING_COST_BYTES, now_s):
             self._probed_at_s = self._weighed_at_s = now_s
@@ -115,28 +139,40 @@ class Probing:
     def _weight_due(self, link: LinkEstimate, surprised: bool, now_s: float) -> bool:
         if math.isinf(link.age_s):
             return False
-        return surprised or now_s - self._weighed_at_s >= self._again_after_s
+        return surprised or now_s - self._weighed_at_s >= (PROBE_EARNED_S if self._has_earned else self._again_after_s)
+
+    @property
+    def _has_earned(self) -> bool:
+        """Whether requests moved so much lately that heavy pings need not be saved."""
+        return self._probe_room.earned >= PROBE_BYTES
 
 
 class _Room:
-    """A token bucket: bytes that may be spent, refilled at a steady rate, never more than a burst."""
+    """A token bucket: bytes that may be spent, refilled at a steady rate, never more than a burst; and what was earned
+    beside."""
 
     def __init__(self, bytes_per_hour: float, burst_bytes: float) -> None:
         self.bytes_per_hour = bytes_per_hour
+        self.earned = 0.0
         self._burst_bytes = burst_bytes
-        self._left = math.inf
+        self._steady = math.inf
         self._filled_at_s = -math.inf
 
     def left(self, now_s: float) -> float:
         """What may be spent now."""
-        most = min(self._burst_bytes, self.bytes_per_hour)
-        refill = max(now_s - self._filled_at_s, 0.0) * self.bytes_per_hour / 3600.0 if self.bytes_per_hour else 0.0
-        return min(most, self._left + refill)
+        return self._steady_at(now_s) + self.earned
 
     def take(self, cost: float, now_s: float) -> bool:
-        """Spend it if it is there."""
-        self._left, self._filled_at_s = self.left(now_s), now_s
-        if cost > self._left:
+        """Spend it if it is there, what was earned last."""
+        self._steady, self._filled_at_s = self._steady_at(now_s), now_s
+        if cost > self._steady + self.earned:
             return False
-        self._left -= cost
+        from_steady = min(cost, self._steady)
+        self._steady -= from_steady
+        self.earned -= cost - from_steady
         return True
+
+    def _steady_at(self, now_s: float) -> float:
+        most = min(self._burst_bytes, self.bytes_per_hour)
+        refill = max(now_s - self._filled_at_s, 0.0) * self.bytes_per_hour / 3600.0 if self.bytes_per_hour else 0.0
+        return min(most, self._steady + refill)

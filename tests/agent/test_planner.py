@@ -616,8 +616,16 @@ def test_without_traffic_a_ping_every_fifteen_seconds_keeps_the_link_known() -> 
     assert all(later - earlier >= 15 for earlier, later in itertools.pairwise(sent))
 
 
-def test_under_traffic_that_stays_local_the_link_is_asked_twice_a_second() -> None:
-    planner = connected_planner()
+@pytest.mark.parametrize(("moved_bytes", "least", "most"), [(0, 15, 21), (100_000_000, 35, 40)])
+def test_under_traffic_that_stays_local_the_link_is_asked_twice_a_second_and_four_times_where_requests_earned_it(
+    moved_bytes: int, least: int, most: int
+) -> None:
+    planner = knowing_planner()
+    planner.connected(max_message_bytes=1 << 28)
+    planner.companion_ready("m", 10.0, 0.5)
+    planner.observe_ping(1.0, 1.0)
+    if moved_bytes:
+        planner.observe_transfer(moved_bytes, 40, 1.0 + moved_bytes * 0.00008, 1.1)
     sent = 0
     for tick in range(40):  # ten seconds
         now_s = 2.0 + tick * 0.25
@@ -625,7 +633,7 @@ def test_under_traffic_that_stays_local_the_link_is_asked_twice_a_second() -> No
         if size := planner.probe_wanted(now_s):
             sent += 1
             planner.observe_ping(1.0, now_s, padding_bytes=size)
-    assert 15 <= sent <= 21
+    assert least <= sent <= most
 
 
 def test_a_caller_that_waits_seconds_for_each_answer_is_traffic_too() -> None:
@@ -640,7 +648,8 @@ def test_a_caller_that_waits_seconds_for_each_answer_is_traffic_too() -> None:
         if size := planner.probe_wanted(now_s):
             sent.append(now_s)
             planner.observe_ping(1.0, now_s, padding_bytes=size)
-    assert 30 <= sum(7.0 <= at_s < 27.0 for at_s in sent) <= 42  # from the second request on
+    # from the second request on; at most four a second, as long as the first transfers' share lasts
+    assert 30 <= sum(7.0 <= at_s < 27.0 for at_s in sent) <= 80
     assert sum(60.0 <= at_s < 120.0 for at_s in sent) <= 4
 
 
@@ -713,6 +722,40 @@ def test_probes_never_cost_more_than_their_budget() -> None:
             planner.decide("m", TENSOR, edge_queue_ms=0.0, now_s=now_s)
         spent += planner.probe_wanted(now_s)
     assert 0 < spent <= 2 * budget  # one hour's worth, and the room that was full at the start
+
+
+def test_requests_earn_two_percent_of_their_bytes_for_probes_beside_the_budget() -> None:
+    budget, moved = 1_000, 20_000_000
+    spent = []
+    for earned in (0, moved):
+        planner = knowing_planner(probe_bytes_per_hour=budget)
+        planner.connected(max_message_bytes=1 << 28)
+        planner.companion_ready("m", 10.0, 0.5)
+        planner.observe_ping(1.0, 0.0)
+        for n in range(20):
+            planner.observe_transfer(earned // 20, 40, 1.0 + earned // 20 * 0.00008, 0.1 + n / 10)
+        total = 0
+        for tick in range(4 * 3600):
+            now_s = 3.0 + tick * 0.25
+            planner.decide("m", TENSOR, edge_queue_ms=0.0, now_s=now_s)
+            if size := planner.probe_wanted(now_s):
+                total += size + 192  # PING_COST_BYTES without its own padding
+                planner.observe_ping(1.0 + size * 0.00008, now_s, padding_bytes=size)
+        spent.append(total)
+    assert spent[0] <= 2 * budget
+    assert 0.015 * moved <= spent[1] <= 2 * budget + 0.02 * (moved + 20 * 40) + 20 * 64
+
+
+@pytest.mark.parametrize(
+    "options", [{"probe_bytes_per_hour": 0}, {"metered": lambda: Metered(left_bytes=1e12, probe_bytes_per_hour=0.0)}]
+)
+def test_requests_earn_no_probes_where_those_are_off_or_bytes_are_scarce(options: dict[str, Any]) -> None:
+    planner = connected_planner(**options)
+    for n in range(20):
+        planner.observe_transfer(1_000_000, 40, 81.0, 2.0 + n)
+    for tick in range(400):
+        planner.decide("m", TENSOR, edge_queue_ms=0.0, now_s=30.0 + tick)
+        assert planner.probe_wanted(30.0 + tick) == 0
 
 
 def test_no_probe_goes_out_without_a_companion_or_a_model() -> None:
