@@ -264,6 +264,8 @@ def _lines(record: Record, recording: Recording, found: _Found) -> Iterator[str]
         doubt = "" if abs(off) <= AGREES_RATIO else ": take the other rows with that much salt"
         more = "more" if off > 0 else "less"
         yield f"replaying the plans that were chosen gives {abs(off):.1%} {more} than was measured{doubt}"
+    if OURS in found.tallies:
+        yield f"{OURS} decides without what it had learned before, meter, battery and shadow runs (docs/audit.md)"
     if sentence := _sentence(recording, found):
         yield sentence
 

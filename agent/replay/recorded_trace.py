@@ -119,7 +119,7 @@ def _spans(happened: Sequence[Happened], models: Models, slowdown: float) -> lis
             if not one.answered_there:
                 cloud_ms = stages.cloud_decode_ms + stages.tail_ms
             left_ms = one.request.total_ms - queue_ms - ms["cloud_queue"] - slowdown * stages.decode_ms
-            if device_ms + cloud_ms > left_ms:  # served in parts, which overlap
+            if device_ms + cloud_ms > max(left_ms, 0.0):  # served in parts, which overlap
                 shrunk = max(left_ms, LEAST_MS) / (device_ms + cloud_ms)
                 device_ms, cloud_ms = device_ms * shrunk, cloud_ms * shrunk
             network_ms = max(left_ms - device_ms - cloud_ms, LEAST_MS)
@@ -213,7 +213,8 @@ def _link_changes(happened: Sequence[Happened], spans: Sequence[_Spans], models:
             down_ms = stages.down_bytes * MBIT_MS / down_mbit_s
             sent_s = max(free_s, span.sends_s)
             waits_ms = min((sent_s - span.sends_s) * 1e3, span.network_ms - LEAST_MS)
-            ratio = float(np.clip((span.network_ms - waits_ms) / (rtt_ms + up_ms + down_ms), *RATIO_RANGE))
+            thought_ms = max(rtt_ms + up_ms + down_ms, LEAST_MS)
+            ratio = float(np.clip((span.network_ms - waits_ms) / thought_ms, *RATIO_RANGE))
             # what the companion was busy with for others
             others_ms = max(one.stages_ms["cloud_queue"] - max(there_free_s - span.there_s, 0.0) * 1e3, 0.0)
             rtt_ms, up_mbit_s, down_mbit_s = rtt_ms * ratio + others_ms, up_mbit_s / ratio, down_mbit_s / ratio

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,7 +16,7 @@ from PIL import Image
 
 from agent.cli import run
 from agent.http_client import DaemonClient
-from agent.record import pack, unpack
+from agent.record import Requests, pack, unpack
 from agent.replay.tally import Tally, in_words
 from tests.agent.recorded_world import recorded
 
@@ -137,6 +139,35 @@ def test_what_is_no_record_is_refused_with_a_sentence(
         (tmp_path / "it.zst").write_bytes(content)
     assert run(["audit", str(tmp_path / "it.zst")]) == 1
     assert phrase in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_record_with_any_numbers_is_replayed_or_refused_with_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int
+) -> None:
+    """What a file says is not trusted: costs, links and times of 0, or of a thousand years."""
+    record, dice = unpack(recorded("outage")[2], name="it"), random.Random(seed)
+    share = dice.choice((0.02, 0.1, 0.5))
+
+    def other(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(other(one) for one in value)
+        if isinstance(value, float) and dice.random() < share:
+            return dice.choice((0.0, 1e-9, 1.0, 1e6, 1e12))
+        return value
+
+    def changed(struct: Any) -> Any:
+        return type(struct)(**{name: other(getattr(struct, name)) for name in struct.__struct_fields__})
+
+    rows = [row for _, batch in record.batches for row in batch.rows][:25]
+    table = record.tables[0]
+    plans = tuple(changed(plan) for plan in table.plans)
+    batch = Requests(seen={"m": 25}, lost=0, rows=tuple(changed(msgspec.structs.replace(row, table=0)) for row in rows))
+    path = tmp_path / "odd.zst"
+    path.write_bytes(pack([record.heads[0], msgspec.structs.replace(table, plans=plans), batch]))
+    status = run(["audit", str(path)])
+    said = capsys.readouterr()
+    assert (status, bool(said.err)) in ((0, False), (1, True)), said
 
 
 def test_an_empty_folder_says_how_records_come_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,7 +77,7 @@ class _Arms:
                 rows.append((plan, heads[cut.id], behind, layers, size))
         self._plans = [LOCAL, *(row[0] for row in rows)]
         self._here = np.array([whole_ms, *(row[1] for row in rows)]) / self._unit_ms
-        most = max((row[4] for row in rows), default=1)
+        most = max([1, *(row[4] for row in rows)])
         self._x = np.array([[0.0] * 7] + [[row[2], 0.0, 0.0, row[3], 0.0, 0.0, row[4] / most] for row in rows])
         self._row_of = {plan: row for row, plan in enumerate(self._plans)}
         self._a: Floats = RIDGE * np.eye(7)
