@@ -60,7 +60,8 @@ class Hedges:
         self, request: InferenceRequest, decision: Decision, *, finish_ms: float, whole_ms: float, now_s: float
     ) -> Iterator[Hedge]:
         """While a request waits whose bytes have just left. `whole_ms`: what the next one like it needs here; where
-        that would be late behind a finish that need not begin yet, none does."""
+        that would be late behind a finish that need not begin yet, none does. Nor does one where the caller asked for
+        the companion: it is waited for as long as the deadline allows."""
         chosen, behaviour = decision.chosen, request.model.contract.behaviour
         expected_ms = expected_reply_ms(chosen.stages_ms, self._turns_ms.values())
         after_ms = hedge_after_ms(
@@ -75,7 +76,8 @@ class Hedges:
         overdue_at_s = request.received_at_s + chosen.risk_ms / 1000
         if after_ms < math.inf:
             overdue_at_s = max(overdue_at_s, now_s + (after_ms + QUICK * finish_ms) / 1000)
-        if finish_ms + whole_ms + NEXT_MARGIN_MS > (request.deadline_at_s - request.received_at_s) * 1000:
+        forced = request.facts.mode is not None or request.facts.cut is not None
+        if forced or finish_ms + whole_ms + NEXT_MARGIN_MS > (request.deadline_at_s - request.received_at_s) * 1000:
             after_ms = math.inf
         self._turns_ms[request.id] = turn_ms(chosen.stages_ms, decision.link["rtt_ms"])
         try:

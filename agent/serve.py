@@ -12,6 +12,7 @@ sending in the uplink; this file only says in which order, and what happens when
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable
 from dataclasses import replace
 from typing import Any, Final
@@ -36,6 +37,8 @@ from split.plan.slack import reserved_ms
 from split.runtime.engine import Segment, Stop
 from split.tensor import Tensors
 from split.wire.messages import Infer, Priority
+
+log = logging.getLogger(__name__)
 
 UNPROFILED = Decision(
     chosen=PlanEstimate(plan=LOCAL, predicted_ms=0.0, risk_ms=0.0, stages_ms={}, bytes=0, fidelity=None, allowed=True),
@@ -88,9 +91,12 @@ class Serve:
         finally:
             self._planner.done(request.id)
         self._afterwards.note(self._journal.answered, request.id, answered_entry(request, outcome))
-        self._learn_total(request, outcome)
-        if request.model.contract.behaviour.fallback.strategy == "shadow":
-            self._shadowing.answered(request, outcome, lambda: self._finish_ms(request, Prepared.nothing(request)))
+        try:
+            self._learn_total(request, outcome)
+            if request.model.contract.behaviour.fallback.strategy == "shadow":
+                self._shadowing.answered(request, outcome, lambda: self._finish_ms(request, Prepared.nothing(request)))
+        except Exception:  # a bug of ours; the answer is right, and leaves
+            log.exception("nothing was learned from a finished request")
         return outcome
 
     def _decide(self, request: InferenceRequest) -> Decision:
@@ -288,7 +294,8 @@ class Serve:
                 hedge.came(_now())
                 outcome = self._remotely(request, decision, prepared, remote.result())
                 return replace(outcome, doubled_ms=_running_ms(late))
-            hedge.overtaken(_now())
+            if not remote.done() or asked.lost.done():  # a refusal is no reply that is late
+                hedge.overtaken(_now())
             if not (remote.done() or asked.lost.done()):
                 self._blame(hedge.overdue_at_s)
             return replace(local.result(), sent=True)

@@ -11,7 +11,8 @@ import heapq
 import itertools
 import math
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,7 +47,8 @@ from split.errors import (
 )
 from split.ids import CutId, ModelName
 from split.oip.options import RequestOptions
-from split.plan.plan import LOCAL, Placement, Plan
+from split.plan.hedging import Replies
+from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
 from split.profiles.contract import Behaviour, Contract, Data, Fallback, Fidelity, Retry, Weights
 from split.profiles.measured import CodecCosts, CutCosts, ModelProfile
 from split.runtime.engine import Segment, Stop
@@ -169,7 +171,13 @@ class SlowCompute:
 
 
 class SteadyPlanner(Planner):
-    """Does not learn from how long the tiny model really takes: here it takes what the profile says."""
+    """Does not learn from how long the tiny model really takes: here it takes what the profile says. Decides as `wish`
+    asks for requests that leave it free."""
+
+    wish: Mapping[str, Any] | None = None
+
+    def decide(self, name: str, facts: RequestFacts, **now: Any) -> Decision:
+        return super().decide(name, replace(facts, **(self.wish or {})), **now)
 
     def observe_edge(self, name: str, plan: Plan, stage: str, measured_ms: float) -> None:
         return None
@@ -342,13 +350,18 @@ class Lab:
 
                 monkeypatch.setattr(channel, "send", refuse)
 
-    async def ask(self, *, deadline_ms: float | None = 1000.0, mode: str = "split", **options: Any) -> Outcome:
+    async def ask(
+        self, *, deadline_ms: float | None = 1000.0, mode: str = "split", free: bool = False, **options: Any
+    ) -> Outcome:
+        """By the plan that `mode` says; `free`: the planner's choice, not the caller's."""
         loop = asyncio.get_running_loop()
+        cut = self.cut if mode == "split" else None
+        self.planner.wish = {"mode": Placement(mode), "cut": cut} if free else None
         with self.intake.admit(
             self.model,
             {"x": self.x},
             (),
-            RequestOptions(mode=mode, cut=self.cut if mode == "split" else None, deadline_ms=deadline_ms, **options),
+            RequestOptions(deadline_ms=deadline_ms, **({} if free else {"mode": mode, "cut": cut}), **options),
             received_at_s=loop.time(),
             now_s=loop.time(),
         ) as request:
@@ -477,7 +490,7 @@ def test_a_silent_companion_is_overtaken_early_enough_for_the_deadline(tmp_path:
 def test_a_reply_that_is_overdue_is_overtaken_by_an_idle_device_long_before_it_must(tmp_path: Path) -> None:
     async def story() -> None:
         async with Lab(tmp_path, behave=says_nothing) as lab:
-            outcome = await lab.ask(deadline_ms=10_000.0)
+            outcome = await lab.ask(deadline_ms=10_000.0, free=True)
             assert_right(outcome)
             assert outcome.ran.placement is Placement.LOCAL
             assert "no reply" in outcome.fallback
@@ -490,11 +503,51 @@ def test_a_reply_that_is_overdue_is_overtaken_by_an_idle_device_long_before_it_m
     run_in_virtual_time(story())
 
 
+def test_a_companion_that_the_caller_asked_for_is_waited_for_as_long_as_the_deadline_allows(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=replies_after(5.0)) as lab:
+            outcome = await lab.ask(deadline_ms=10_000.0)
+            assert_right(outcome)
+            assert outcome.ran.placement is Placement.SPLIT
+            assert lab.compute.took_ms == [HEAD_MS]
+
+    run_in_virtual_time(story())
+
+
+def test_a_companion_that_refuses_is_not_taken_for_one_that_stalls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        stalls: list[float] = []
+        monkeypatch.setattr(Replies, "overtaken", lambda _, after_ms, *rest: stalls.append(after_ms))
+        async with Lab(tmp_path, behave=refuses) as lab:
+            outcome = await lab.ask(free=True)
+            assert outcome.ran.placement is Placement.LOCAL
+        assert stalls == []
+        async with Lab(tmp_path, behave=says_nothing) as lab:
+            await lab.ask(free=True)
+        assert len(stalls) == 1
+
+    run_in_virtual_time(story())
+
+
+def test_a_bug_in_what_is_learned_of_an_answer_costs_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=replies_after(0.006)) as lab:
+            monkeypatch.setattr(lab.serve, "_learn_total", lambda *_: 1 / 0)
+            assert_right(await lab.ask())
+        assert "nothing was learned from a finished request" in caplog.text
+
+    run_in_virtual_time(story())
+
+
 def test_a_companion_that_answers_as_expected_is_not_overtaken(tmp_path: Path) -> None:
     async def story() -> None:
         async with Lab(tmp_path, behave=replies_after(0.006)) as lab:
             for _ in range(20):
-                outcome = await lab.ask()
+                outcome = await lab.ask(free=True)
                 assert outcome.ran.placement is Placement.SPLIT
             assert lab.compute.took_ms == [HEAD_MS] * 20
 
@@ -504,10 +557,10 @@ def test_a_companion_that_answers_as_expected_is_not_overtaken(tmp_path: Path) -
 def test_an_overdue_reply_that_comes_first_all_the_same_is_the_one_answer(tmp_path: Path) -> None:
     async def story() -> None:
         async with Lab(tmp_path, behave=says_nothing) as lab:
-            overtaken = await lab.ask(deadline_ms=10_000.0)
+            overtaken = await lab.ask(deadline_ms=10_000.0, free=True)
         begins_ms = overtaken.total_ms - TAIL_MS - HEAD_MS
         async with Lab(tmp_path, behave=replies_after((begins_ms + TAIL_MS / 2) / 1000)) as lab:
-            outcome = await lab.ask(deadline_ms=10_000.0)
+            outcome = await lab.ask(deadline_ms=10_000.0, free=True)
             assert_right(outcome)
             assert outcome.ran.placement is Placement.SPLIT
             assert outcome.fallback == ""
@@ -526,7 +579,7 @@ def test_where_energy_counts_most_or_is_short_nothing_is_done_twice_to_be_faster
 
     async def story() -> None:
         async with Lab(tmp_path, behave=says_nothing, contract=contract, battery_low=battery_low) as lab:
-            outcome = await lab.ask(deadline_ms=1000.0)
+            outcome = await lab.ask(deadline_ms=1000.0, free=True)
             assert outcome.total_ms == pytest.approx(1000.0 - 8.0 - 3.0 - 45.0, abs=0.5)
 
     run_in_virtual_time(story())
@@ -535,7 +588,7 @@ def test_where_energy_counts_most_or_is_short_nothing_is_done_twice_to_be_faster
 def test_ten_overdue_requests_are_overtaken_one_at_a_time_when_no_head_waits(tmp_path: Path) -> None:
     async def story() -> None:
         async with Lab(tmp_path, behave=says_nothing) as lab:
-            outcomes = await asyncio.gather(*(lab.ask(deadline_ms=10_000.0) for _ in range(10)))
+            outcomes = await asyncio.gather(*(lab.ask(deadline_ms=10_000.0, free=True) for _ in range(10)))
             for outcome in outcomes:
                 assert_right(outcome)
                 assert outcome.ran.placement is Placement.LOCAL
@@ -552,7 +605,7 @@ def test_a_hedge_that_is_early_does_not_blame_the_companion(tmp_path: Path, monk
             blamed: list[float] = []
             monkeypatch.setattr(lab.uplink, "suspect", lambda: blamed.append(asyncio.get_running_loop().time()))
             started_s = asyncio.get_running_loop().time()
-            outcome = await lab.ask(deadline_ms=10_000.0)
+            outcome = await lab.ask(deadline_ms=10_000.0, free=True)
             # only once the device has the answer and the companion has not
             assert [(at_s - started_s) * 1000 for at_s in blamed] == pytest.approx([outcome.total_ms])
 
@@ -1667,7 +1720,7 @@ def test_nothing_begins_early_that_would_make_the_next_request_late(
 
     async def story() -> None:
         async with Lab(tmp_path, behave=replies_after(0.07), slowdown=2.0) as lab:
-            outcome = await lab.ask(deadline_ms=deadline_ms)
+            outcome = await lab.ask(deadline_ms=deadline_ms, free=True)
             assert outcome.ran.placement is Placement.SPLIT
             # expected after some 10 ms, and 70 late; a device with time to spare has begun
             await asyncio.sleep(1.0)
