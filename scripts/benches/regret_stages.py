@@ -1,8 +1,9 @@
 """What each stage of each plan takes, and each transfer: measured once through the daemon, kept, and summed.
 
 The sums rank all plans of a cell, so that only the best few have to run for real there. Stages belong to (model, cut,
-codec, slowdown), transfers to (bytes, link); what a caller sees beside them (HTTP, the daemon's own work) is what one
-request took without its stages. Nothing here is the planner's: it is what the planner is held against.
+codec) and are multiplied by the slowdown, as the emulation does; transfers belong to (bytes, link); what a caller sees
+beside them (HTTP, the daemon's own work) is what one request took without its stages. Nothing here is the planner's: it
+is what the planner is held against.
 """
 
 from __future__ import annotations
@@ -34,9 +35,8 @@ from split.tensor import Tensors
 FAST: Final = Conditions(rate_mbit=200, rtt_ms=5)
 """While stages are measured."""
 RUNS: Final = 4
-SUBJECT_BUDGET_S, SUBJECT_SLOW_BUDGET_S = 25.0, 12.0
-"""For the plans of one subject at speed 1, and at another one; what it does not reach there is told from speed 1, since
-the emulation holds every device stage by the same factor."""
+SUBJECT_BUDGET_S: Final = 25.0
+"""For the plans of one subject; those that it does not reach are left out."""
 OPEN_TIMEOUT_S: Final = 180.0
 """For all cuts of all models at the companion; then those that are open are measured."""
 SLOW_MS, SLOW_RUNS = 1e3, 2
@@ -196,8 +196,7 @@ def measure_stages(pair: LabPair, folder: Path, offer: Offer, slowdown: float) -
         return
     print(f"measuring {len(offer.plans)} plans of {offer.subject}, {slowdown:g}× slower …", flush=True)
     pair.condition(FAST)
-    at_one = kept_stages(folder, offer, 1.0).numbers
-    deadline_at_s = time.monotonic() + (SUBJECT_SLOW_BUDGET_S if at_one else SUBJECT_BUDGET_S)
+    deadline_at_s = time.monotonic() + SUBJECT_BUDGET_S
     with pair.client() as client:
         for plan in _spread(offer.plans):
             if time.monotonic() > deadline_at_s:
@@ -301,7 +300,7 @@ def kept_transfers(folder: Path, link: Conditions) -> Record:
 
 def measure_transfers(pair: LabPair, folder: Path, offer: Offer, link: Conditions) -> None:
     """With the plans of `offer` that differ most in bytes, the smallest first, which teach the daemon what to expect;
-    of a slow device, which does not overtake them. Kept."""
+    what was asked for is not overtaken. Kept."""
     kept = kept_transfers(folder, link)
     if kept.numbers:
         return
