@@ -51,7 +51,7 @@ class Events:
         at_s, _, event, number, token = heapq.heappop(self._heap)
         return at_s, event, number, token
 
-    def fork(self) -> Events:
+    def branch(self) -> Events:
         other = copy.copy(self)
         other._heap = list(self._heap)
         return other

@@ -33,7 +33,7 @@ class Line:
         self._down: deque[int] = deque()
         self._returning: int | None = None
 
-    def fork(self, events: Events, flights: Mapping[int, Flight]) -> Line:
+    def branch(self, events: Events, flights: Mapping[int, Flight]) -> Line:
         other = copy.copy(self)
         other._events, other._flights = events, flights
         other._up, other._tails, other._down = deque(self._up), deque(self._tails), deque(self._down)

@@ -77,7 +77,7 @@ class Simulation:
 
     def foresee(self, plan: Plan) -> Outcome:
         assert self._choosing is not None, "nothing is being chosen"
-        number, other = self._choosing, self._fork()
+        number, other = self._choosing, self._branch()
         other._begin(number, plan)
         while number in other._flights and other._events:
             other._step()
@@ -124,16 +124,16 @@ class Simulation:
     def _flight(self, number: int, plan: Plan) -> Flight:
         return Flight.of(self.world, number, plan, self._draws[number], sent=self.is_connected)
 
-    def _fork(self) -> Simulation:
+    def _branch(self) -> Simulation:
         """The same from here on, without a policy: nobody listens, nobody pings."""
         other = copy.copy(self)
         other._policy, other._choosing, other._may_ping, other.outcomes = None, None, False, []
-        other._events = self._events.fork()
+        other._events = self._events.branch()
         other._flights = {number: replace(flight) for number, flight in self._flights.items()}
         for flight in other._flights.values():
             flight.stages_ms = dict(flight.stages_ms)
-        other._worker, other._pings = self._worker.fork(), dict(self._pings)
-        other._line = self._line.fork(other._events, other._flights)
+        other._worker, other._pings = self._worker.branch(), dict(self._pings)
+        other._line = self._line.branch(other._events, other._flights)
         return other
 
     def _step(self) -> None:

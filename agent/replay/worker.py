@@ -32,7 +32,7 @@ class Worker:
         """Whether a job waits."""
         return bool(self._jobs)
 
-    def fork(self) -> Worker:
+    def branch(self) -> Worker:
         other = copy.copy(self)
         other._jobs = list(self._jobs)
         return other

@@ -57,4 +57,6 @@ def test_the_runtime_of_this_host_is_asked_where_nobody_else_is() -> None:
 
 def test_every_word_can_stand_in_a_contract_and_every_provider_is_one_of_the_runtime() -> None:
     assert all(ACCELERATOR.fullmatch(word) for word in PROVIDERS)
-    assert set(PROVIDERS.values()) <= set(onnxruntime.get_all_providers())
+    # two that this build does not list: a plugin, and one of builds up to 1.22
+    elsewhere = {"NvTensorRTRTXExecutionProvider", "ROCMExecutionProvider"}
+    assert set(PROVIDERS.values()) <= {*onnxruntime.get_all_providers(), *elsewhere}
