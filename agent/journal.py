@@ -166,6 +166,7 @@ class Journal:
         return replace(entry, joules=joules, power=power)
 
     def failed(self, request: InferenceRequest, decision: Decision, error: IsthmusError, total_ms: float) -> None:
+        """What is kept of a request that ended in `error`, `total_ms` after it came."""
         totals = self._totals(request.model.name)
         totals.failures[error.code] += 1
         totals.failures_ms += total_ms

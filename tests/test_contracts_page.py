@@ -46,6 +46,7 @@ def test_the_page_lists_each_field_with_its_default() -> None:
 
 def test_each_example_of_a_field_is_taken(tmp_path: Path) -> None:
     rows = re.findall(r"^\| `([^`]+)` \| .+ \| [^|]+ \| `([^|]+)` \|$", PAGE, re.MULTILINE)
+    assert {field for field, _ in rows} == dict(fields()).keys()
     required = {"inputs": {"name": "a"}, "outputs": {"name": "a"}, "encoded": {"resize": 4096, "crop": 8}}
     path = tmp_path / "contract.yaml"
     for field, example in rows:
