@@ -7,8 +7,9 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from functools import cached_property
+from typing import Any
 
 from agent.compute import Compute
 from agent.config import AgentConfig, Link
@@ -87,14 +88,7 @@ class Daemon:
     async def _start(self) -> None:
         """Start everything, each part after those it needs; the stack stops them, last first."""
         config = self._config
-        require_writable("state_dir", config.state_dir)
-        require_writable("cache_dir", config.cache_dir)
-        for descriptor in claim({"state_dir": config.state_dir, "cache_dir": config.cache_dir}):
-            self._stack.callback(os.close, descriptor)
-        if not config.models.is_dir():
-            raise ConfigError(f"models: {config.models} is no folder; make it, or point `models` at your repository")
-        if config.companions and (warning := self._credentials.require()):
-            log.warning("%s", warning)
+        self._take_place()
         machine = await asyncio.to_thread(read_machine)
         if config.companions:  # both are kept, and computed where they hold up nobody
             await asyncio.to_thread(lambda: (kernel_answers(), image_fingerprint()))
@@ -102,34 +96,10 @@ class Daemon:
         self._stack.callback(compute.close)
         golden = Golden(compute)
         watch = self._watch = await asyncio.to_thread(self._device_watch, machine, compute)
-        meter = self._meter = Meter(
-            config.state_dir / "metering.json",
-            cap_bytes=config.link.metered_bytes_per_month,
-            interfaces=config.link.metered_interfaces,
-        )
-        self._stack.callback(meter.close)
-        planner = Planner(
-            slowdown=config.emulation.slowdown,
-            probe_bytes_per_hour=config.link.probe_bytes_per_hour,
-            probe_joules_per_hour=config.link.probe_joules_per_hour,
-            metered=meter.left,
-            prices=_prices(config.link),
-            power=lambda: watch.power,
-            battery_low=lambda: watch.battery_low,
-        )
-        watch.on_sensors = lambda read: planner.observe_sensors(
-            throttled=read.throttled, frequency_ratio=read.frequency_ratio
-        )
+        meter = self._meter = self._bytes_meter()
+        planner = self._planner(watch, meter)
         journal = Journal(planner.power)
-        recorder = Recorder(
-            knows=planner.known,
-            power=planner.power,
-            slowdown=config.emulation.slowdown,
-            price_per_gb=config.link.price_per_gb,
-            price_per_companion_s=config.link.price_per_companion_s,
-            files=RecordFiles(config.state_dir / "record", days=config.record.days) if config.record.enabled else None,
-            now_s=asyncio.get_running_loop().time,
-        )
+        recorder = self._recorder(planner)
         journal.on_entry = recorder.note
         uplink = Uplink(
             companions=[str(address) for address in config.companions],
@@ -170,32 +140,85 @@ class Daemon:
         self._stack.callback(self.service.settle_books)
         repository.start()
         self._stack.push_async_callback(repository.close)
+        self._reach_out(uplink, renewal)
+        await watch.look(asyncio.get_running_loop().time())
+        await self._open_doors()
+        self._stack.callback(lateness.close)
+        warming = Warming(planner=planner, compute=compute, models=repository.served)
+        self._beside("warming", warming.run())
+        self._beside("metering", meter.run())
+        self._beside("recording", recorder.run())
+        self._beside("fingerprint", fingerprinting.run())
+        self._beside("device watch", watch.run())
+        self._beside("watchdog", feed_watchdog(health.live))
+
+    def _take_place(self) -> None:
+        """ConfigError where this daemon could not live: folders that are not there, not writable or another's, an
+        identity that cannot serve."""
+        config = self._config
+        require_writable("state_dir", config.state_dir)
+        require_writable("cache_dir", config.cache_dir)
+        for descriptor in claim({"state_dir": config.state_dir, "cache_dir": config.cache_dir}):
+            self._stack.callback(os.close, descriptor)
+        if not config.models.is_dir():
+            raise ConfigError(f"models: {config.models} is no folder; make it, or point `models` at your repository")
+        if config.companions and (warning := self._credentials.require()):
+            log.warning("%s", warning)
+
+    def _beside(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Have it go on beside the requests until the daemon stops."""
+        self._stack.callback(asyncio.create_task(work, name=name).cancel)
+
+    def _bytes_meter(self) -> Meter:
+        config = self._config
+        meter = Meter(
+            config.state_dir / "metering.json",
+            cap_bytes=config.link.metered_bytes_per_month,
+            interfaces=config.link.metered_interfaces,
+        )
+        self._stack.callback(meter.close)
+        return meter
+
+    def _planner(self, watch: DeviceWatch, meter: Meter) -> Planner:
+        """It asks watch and meter at each decision, and learns when the device's speed has changed."""
+        config = self._config
+        planner = Planner(
+            slowdown=config.emulation.slowdown,
+            probe_bytes_per_hour=config.link.probe_bytes_per_hour,
+            probe_joules_per_hour=config.link.probe_joules_per_hour,
+            metered=meter.left,
+            prices=_prices(config.link),
+            power=lambda: watch.power,
+            battery_low=lambda: watch.battery_low,
+        )
+        watch.on_sensors = lambda read: planner.observe_sensors(
+            throttled=read.throttled, frequency_ratio=read.frequency_ratio
+        )
+        return planner
+
+    def _recorder(self, planner: Planner) -> Recorder:
+        config = self._config
+        return Recorder(
+            knows=planner.known,
+            power=planner.power,
+            slowdown=config.emulation.slowdown,
+            price_per_gb=config.link.price_per_gb,
+            price_per_companion_s=config.link.price_per_companion_s,
+            files=RecordFiles(config.state_dir / "record", days=config.record.days) if config.record.enabled else None,
+            now_s=asyncio.get_running_loop().time,
+        )
+
+    def _reach_out(self, uplink: Uplink, renewal: Renewal | None) -> None:
+        """Towards the companions, where there are any; the certificate is renewed through them."""
         uplink.start()
         self._stack.push_async_callback(uplink.close)
-        if config.companions:
+        if self._config.companions:
             interfaces = Interfaces(uplink.network_changed)
             interfaces.start()
             self._stack.callback(interfaces.close)
         if renewal is not None:
             uplink.on_renewed = renewal.answered
-            renewing = asyncio.create_task(renewal.run(), name="renewal")
-            self._stack.callback(renewing.cancel)
-        await watch.look(asyncio.get_running_loop().time())
-        await self._open_doors()
-        self._stack.callback(lateness.close)
-        warming = Warming(planner=planner, compute=compute, models=repository.served)
-        warming_task = asyncio.create_task(warming.run(), name="warming")
-        self._stack.callback(warming_task.cancel)
-        metering = asyncio.create_task(meter.run(), name="metering")
-        self._stack.callback(metering.cancel)
-        recording = asyncio.create_task(recorder.run(), name="recording")
-        self._stack.callback(recording.cancel)
-        taking = asyncio.create_task(fingerprinting.run(), name="fingerprint")
-        self._stack.callback(taking.cancel)
-        watching = asyncio.create_task(watch.run(), name="device watch")
-        self._stack.callback(watching.cancel)
-        watchdog = asyncio.create_task(feed_watchdog(health.live), name="watchdog")
-        self._stack.callback(watchdog.cancel)
+            self._beside("renewal", renewal.run())
 
     def _device_watch(self, machine: Machine, compute: Compute) -> DeviceWatch:
         config = self._config

@@ -36,7 +36,7 @@ from split.runtime.segment import OrtEngine
 from split.runtime.store import SegmentStore
 from split.runtime.tuning import default_tuning
 from split.systemd import asked_to_stop, feed_watchdog, notify
-from split.transport.listener import listen
+from split.transport.listener import Listener, listen
 from split.wire.limits import MAX_HELLO_BYTES, MAX_MESSAGE_BYTES, MAX_METADATA_BYTES, Limits
 from split.wire.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, Hello
 
@@ -71,21 +71,10 @@ async def serve(config: CompanionConfig, *, stop: asyncio.Event | None = None) -
 
 async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> None:
     """Start everything; what was started is stopped by `stack`, last first."""
-    for key, folder in (("state_dir", config.state_dir), ("cache_dir", config.cache_dir)):
-        require_writable(key, folder)
-    for descriptor in claim({"state_dir": config.state_dir, "cache_dir": config.cache_dir}):
-        stack.callback(os.close, descriptor)
-    paths = config.identity
+    _take_place(config, stack)
     register = Register(authority_folder(config))
     revocations = Revocations(register)
-    credentials = Credentials(
-        Identity(cert=paths.cert, key=paths.key, ca=paths.ca),
-        "companion",
-        known_time=known_time(config),
-        revoked=lambda: revocations.serials,
-    )
-    if warning := credentials.require():
-        log.warning("%s", warning)
+    credentials = _credentials(config, revocations)
     revocations.start()
     renewals = Renewals(register, credentials, days=config.certificate_days)
     engine = OrtEngine()
@@ -98,16 +87,14 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
         config.cache_dir, ChildWorkbench(), prefer=opened.prefer, let_go=opened.forget, runtime=engine.name
     )
     stack.push_async_callback(segments.close)
-    metrics = Metrics()
-    store = ModelStore(config.state_dir / "models", budget_bytes=config.models_bytes)
     companion = Companion(
-        store=store,
+        store=ModelStore(config.state_dir / "models", budget_bytes=config.models_bytes),
         segments=segments,
         executor=executor,
         admission=Admission(
             Bounds(inflight_bytes=config.limits.inflight_bytes, device_bytes=config.limits.device_bytes)
         ),
-        metrics=metrics,
+        metrics=Metrics(),
         decoded_bytes=config.limits.inflight_bytes,
         renewals=renewals,
     )
@@ -115,45 +102,19 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
     reception = Reception(companion)
     reception.revoke(revocations.serials)
     revocations.on_change = reception.revoke
-    limits = Limits(max_message_bytes=min(config.limits.device_bytes + MAX_METADATA_BYTES, MAX_MESSAGE_BYTES))
 
-    kernels, image = await asyncio.to_thread(lambda: (kernel_answers(), image_fingerprint()))
-
-    def hello() -> Hello:
-        return Hello(
-            major=PROTOCOL_MAJOR,
-            minor=PROTOCOL_MINOR,
-            agent=f"isthmus-cloud {VERSION}",
-            runtime=engine.name,
-            max_message_bytes=limits.max_message_bytes,
-            codecs=CODECS,
-            models=store.held()[:MODELS_TOLD],
-            image=image,
-            kernels=kernels,
-            window_bytes=limits.unread_bytes,
-        )
+    # Both are kept, and computed where they hold up nobody.
+    await asyncio.to_thread(lambda: (kernel_answers(), image_fingerprint()))
 
     def live() -> bool:
         return executor.running_s < STUCK_S
 
     if config.http is not None:
-        health = HealthServer(metrics=metrics, live=live, ready=lambda: not reception.leaving)
+        health = HealthServer(metrics=companion.metrics, live=live, ready=lambda: not reception.leaving)
         await health.start(config.http)
         stack.push_async_callback(health.stop)
         log.info("health and metrics on %s:%d", config.http.host, health.port)
-    try:
-        listener = await listen(
-            config.listen.host,
-            config.listen.port,
-            identity=credentials,
-            make_hello=hello,
-            on_channel=reception.receive,
-            make_room=reception.make_room,
-            max_sessions=config.limits.connections,
-            limits=limits,
-        )
-    except ChannelError as error:
-        raise ConfigError(f"listen: {error}; stop what listens there, or choose another HOST:PORT") from error
+    listener = await _listen(config, credentials, reception, companion.store, runtime=engine.name)
     stack.push_async_callback(listener.close)
     stack.push_async_callback(lambda: reception.send_home("the companion is stopping", within_s=DRAIN_S))
     beside = [feed_watchdog(live), revocations.run(), renewals.keep_own()]
@@ -177,3 +138,61 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
         tuning.threads,
         engine.name,
     )
+
+
+def _take_place(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> None:
+    """ConfigError where a folder is not writable or is another companion's."""
+    folders = {"state_dir": config.state_dir, "cache_dir": config.cache_dir}
+    for key, folder in folders.items():
+        require_writable(key, folder)
+    for descriptor in claim(folders):
+        stack.callback(os.close, descriptor)
+
+
+def _credentials(config: CompanionConfig, revocations: Revocations) -> Credentials:
+    """ConfigError where the identity's files cannot serve."""
+    paths = config.identity
+    credentials = Credentials(
+        Identity(cert=paths.cert, key=paths.key, ca=paths.ca),
+        "companion",
+        known_time=known_time(config),
+        revoked=lambda: revocations.serials,
+    )
+    if warning := credentials.require():
+        log.warning("%s", warning)
+    return credentials
+
+
+async def _listen(
+    config: CompanionConfig, credentials: Credentials, reception: Reception, store: ModelStore, *, runtime: str
+) -> Listener:
+    """Open for devices; each is told in our Hello what we have at that moment. ConfigError where it cannot be."""
+    limits = Limits(max_message_bytes=min(config.limits.device_bytes + MAX_METADATA_BYTES, MAX_MESSAGE_BYTES))
+
+    def hello() -> Hello:
+        return Hello(
+            major=PROTOCOL_MAJOR,
+            minor=PROTOCOL_MINOR,
+            agent=f"isthmus-cloud {VERSION}",
+            runtime=runtime,
+            max_message_bytes=limits.max_message_bytes,
+            codecs=CODECS,
+            models=store.held()[:MODELS_TOLD],
+            image=image_fingerprint(),
+            kernels=kernel_answers(),
+            window_bytes=limits.unread_bytes,
+        )
+
+    try:
+        return await listen(
+            config.listen.host,
+            config.listen.port,
+            identity=credentials,
+            make_hello=hello,
+            on_channel=reception.receive,
+            make_room=reception.make_room,
+            max_sessions=config.limits.connections,
+            limits=limits,
+        )
+    except ChannelError as error:
+        raise ConfigError(f"listen: {error}; stop what listens there, or choose another HOST:PORT") from error
