@@ -13,6 +13,7 @@ IsthmusError
 ├── CutRefused             this cut may not be made (says why)
 ├── EngineFailed           the runtime failed on a valid request: HTTP 500
 ├── CodecError             bytes that are no boundary, or a tensor this codec does not carry
+├── InvalidCalibration     the codec's sidecar is damaged or of another model: calibrate again
 ├── IdentityError          a certificate or key is missing, wrong or refused
 │   ├── Revoked            the certificate was taken back: only enrolling anew helps
 │   └── TokenRefused       a join token is wrong, used or expired: only a new one helps
@@ -94,6 +95,10 @@ class EngineFailed(IsthmusError):
 class CodecError(IsthmusError):
     code = "CODEC_ERROR"
     status = 400
+
+
+class InvalidCalibration(IsthmusError):
+    code = "INVALID_CALIBRATION"
 
 
 class IdentityError(IsthmusError):

@@ -1,0 +1,200 @@
+"""split/codec/calibration.py: what is written is read back; what is damaged, foreign or hostile is refused by name."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import zstandard
+
+from split.codec.calibration import (
+    Calibration,
+    Curve,
+    CutTables,
+    Klt,
+    Point,
+    TensorTables,
+    decode_calibration,
+    encode_calibration,
+    grid_of,
+    read_calibration,
+    step_of,
+    write_calibration,
+)
+from split.errors import InvalidCalibration
+from split.ids import CutId, ModelDigest
+from split.tensor import TensorSpec
+
+MODEL = ModelDigest("sha256:" + "ab" * 32)
+OTHER = ModelDigest("sha256:" + "cd" * 32)
+CUT = CutId("0123456789ab")
+
+
+def a_klt(channels: int = 3, **changes: Any) -> Klt:
+    """A transform that swaps and scales channels by powers of two, so that all of it is exact."""
+    transform = np.eye(channels, dtype=np.float32)[::-1] * 4
+    return Klt(
+        **{
+            "layout": "NCHW",
+            "transform": transform.copy(),
+            "inverse": (transform / 16).T.copy(),
+            "mean": np.arange(channels, dtype=np.float32),
+            "block": (7, 7),
+            "scales": np.arange(channels * 49, dtype=np.uint8).reshape(channels, 7, 7),
+        }
+        | changes
+    )
+
+
+def a_calibration(klt: Klt | None = None, **changes: Any) -> Calibration:
+    spec = TensorSpec(name="projected", dtype="FP32", shape=("N", 3, 14, 14))
+    mask = TensorSpec(name="mask", dtype="BOOL", shape=("N", 14))
+    points = (
+        Point(level=140, mean_bytes=900.5, p95_bytes=1100.0, fidelity={"kl": 0.2, "top1": 0.1}),
+        Point(level=120, mean_bytes=2400.0, p95_bytes=2900.0, fidelity={"kl": 0.03}),
+    )
+    tables = CutTables(
+        tensors=(TensorTables(spec=spec, klt=klt or a_klt()), TensorTables(spec=mask, klt=None)), node_bitmap="ff01"
+    )
+    return Calibration(
+        **{
+            "model": MODEL,
+            "inputs": 40,
+            "tables": {CUT: tables},
+            "curves": {CUT: Curve(points=points, inputs=10)},
+            "pictures": {"jpeg": Curve(points=points[:1], inputs=10)},
+        }
+        | changes
+    )
+
+
+def test_what_is_written_is_read_back_and_named_by_the_hash_of_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "calibration.isthmus"
+    digest = write_calibration(a_calibration(), path)
+    found = read_calibration(path, MODEL)
+    assert found is not None
+    assert found.digest == digest == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert [one.name for one in tmp_path.iterdir()] == ["calibration.isthmus"]
+    assert (found.model, found.inputs, found.curves, found.pictures) == (
+        MODEL,
+        40,
+        a_calibration().curves,
+        a_calibration().pictures,
+    )
+    projected, mask = found.tables[CUT].tensors
+    assert (mask.spec.name, mask.klt, found.tables[CUT].node_bitmap) == ("mask", None, "ff01")
+    assert projected.spec == TensorSpec(name="projected", dtype="FP32", shape=("N", 3, 14, 14))
+    klt = projected.klt
+    assert klt is not None
+    for name in ("transform", "inverse", "mean", "scales"):
+        np.testing.assert_array_equal(getattr(klt, name), getattr(a_klt(), name))
+    assert (klt.layout, klt.block, klt.components, klt.channels) == ("NCHW", (7, 7), 3, 3)
+
+
+def test_there_is_none_where_no_file_is(tmp_path: Path) -> None:
+    assert read_calibration(tmp_path / "calibration.isthmus", MODEL) is None
+
+
+def test_the_sidecar_of_another_model_is_refused_and_says_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "calibration.isthmus"
+    write_calibration(a_calibration(), path)
+    with pytest.raises(InvalidCalibration, match=r"calibration.isthmus: .*belongs to the model .*isthmus calibrate"):
+        read_calibration(path, OTHER)
+
+
+def test_every_truncation_and_every_flipped_byte_is_refused_or_reads_as_a_sound_calibration() -> None:
+    data = encode_calibration(a_calibration())
+    for end in range(len(data)):
+        with pytest.raises(InvalidCalibration):
+            decode_calibration(data[:end], MODEL)
+    for at in range(len(data)):
+        damaged = bytearray(data)
+        damaged[at] ^= 0x55
+        try:
+            found = decode_calibration(bytes(damaged), MODEL)
+        except InvalidCalibration:
+            continue
+        assert found.model == MODEL  # a changed value: zstd carries no checksum, the digest names another file
+
+
+def _repacked(change: dict[str, Any]) -> bytes:
+    plain = msgspec.msgpack.decode(zstandard.decompress(encode_calibration(a_calibration())))
+    return zstandard.compress(msgspec.msgpack.encode(plain | change))
+
+
+def test_another_version_is_refused_by_its_number() -> None:
+    with pytest.raises(InvalidCalibration, match="version 2, this program reads 1"):
+        decode_calibration(_repacked({"version": 2}), MODEL)
+
+
+def test_a_frame_that_unpacks_to_gigabytes_is_refused_before_it_is_unpacked() -> None:
+    bomb = zstandard.compress(bytes(200 << 20))
+    assert len(bomb) < 100_000
+    with pytest.raises(InvalidCalibration, match="claims to unpack to 209715200 bytes"):
+        decode_calibration(bomb, MODEL)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"inverse": np.eye(3, dtype=np.float32)}, "do not undo each other"),
+        ({"transform": np.full((3, 3), np.nan, np.float32)}, "not finite"),
+        ({"mean": np.array([0, np.inf, 0], np.float32)}, "not finite"),
+        ({"layout": "NHWC"}, "has tables for 3 channels"),
+        ({"layout": "NTC"}, "has the layout 'NTC'"),
+        ({"layout": "bad"}, "has the layout 'bad'"),
+        ({"block": (7, 8)}, "tables of"),
+        ({"block": (0, 7)}, "blocks of 0×7"),
+        ({"block": (64, 7), "scales": np.zeros((3, 64, 7), np.uint8)}, "blocks of 64×7"),
+        ({"mean": np.zeros(2, np.float32)}, "tables of"),
+    ],
+)
+def test_tables_that_nobody_could_code_with_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidCalibration, match=words):
+        decode_calibration(encode_calibration(a_calibration(a_klt(**changes))), MODEL)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"level": 256}, "level 256"),
+        ({"level": -1}, "level -1"),
+        ({"mean_bytes": float("nan")}, "not in the order"),
+        ({"mean_bytes": 900.0}, "not in the order"),
+        ({"p95_bytes": float("inf")}, "not in the order"),
+        ({"fidelity": {"kl": -0.1}}, "level 120"),
+        ({"fidelity": {"kl": float("inf")}}, "level 120"),
+        ({"fidelity": {str(n): 0.0 for n in range(17)}}, "level 120"),
+    ],
+)
+def test_a_curve_that_cannot_have_been_measured_is_refused(changes: dict[str, Any], words: str) -> None:
+    sound = a_calibration()
+    first, second = sound.curves[CUT].points
+    curve = Curve(points=(first, msgspec.structs.replace(second, **changes)), inputs=10)
+    with pytest.raises(InvalidCalibration, match=words):
+        decode_calibration(encode_calibration(replace(sound, curves={CUT: curve})), MODEL)
+
+
+def test_the_point_within_a_bound_is_the_cheapest_measured_one_and_never_between_two() -> None:
+    curve = a_calibration().curves[CUT]
+    assert [point.level if (point := curve.within("kl", bound)) else None for bound in (0.3, 0.2, 0.19, 0.02)] == [
+        140,
+        140,
+        120,
+        None,
+    ]
+    assert curve.within("top1", 1.0) == curve.points[0]
+    assert curve.within("cosine", 1.0) is None
+
+
+def test_the_grid_has_eight_indices_an_octave_and_one_at_128() -> None:
+    assert [step_of(level) for level in (120, 128, 136, 0)] == [0.5, 1.0, 2.0, 2.0**-16]
+    assert step_of(129) == pytest.approx(1.0905, abs=1e-4)  # the eighth root of 2
+    found = grid_of(np.array([0.0, 1e-30, 0.5, 1.0, 1.04, 1.05, 1e30]))
+    assert found.dtype == np.uint8
+    assert found.tolist() == [0, 1, 120, 128, 128, 129, 255]
