@@ -29,7 +29,8 @@ def decide(
     whose risk fits; the least risk when none does. A forced mode, cut or codec is respected: InvalidRequest, naming the
     constraint, when it can never run; local, with the reason, when it cannot run now.
     """
-    as_built, table = table, table.at(facts.sizes)
+    as_built = table.within(facts.fidelity)
+    table = as_built.at(facts.sizes)
     if observation.remote is None and (facts.mode, facts.cut, facts.codec) == (None, None, None):
         chosen = here(table, observation, facts)
         if chosen.risk_ms <= facts.budget_ms:
@@ -83,6 +84,7 @@ def decide(
 def estimate_all(table: PlanTable, observation: Observation, facts: RequestFacts) -> tuple[PlanEstimate, ...]:
     """Every plan of the table, in its order, forbidden ones with their reason. Needs a companion in the observation."""
     assert observation.remote is not None
-    as_built, table = table, table.at(facts.sizes)
+    as_built = table.within(facts.fidelity)
+    table = as_built.at(facts.sizes)
     prediction = in_parts(as_built, observation, facts, predict(table, observation, facts))
     return tuple(estimate(table, observation, facts, prediction, row) for row in range(len(table)))

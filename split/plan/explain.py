@@ -90,6 +90,7 @@ def estimate(
         stages_ms=stages_ms,
         bytes=round(up_bytes),
         fidelity=table.fidelity[row],
+        level=table.bounded.levels[row],
         allowed=not why_not,
         why_not=why_not,
         estimated=bool(table.doubt[row] > 1.0),

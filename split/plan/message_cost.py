@@ -13,6 +13,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from split.plan.rate import Rate
+
 
 class MessageCost:
     """Kalman filter over (call, ratio), both slow random walks, call never below 0. Times without emulated slowdown.
@@ -108,12 +110,15 @@ class MessageCost:
 
 
 class MessageCosts:
-    """Of one model: encoding here and decoding there for each codec, decoding replies here."""
+    """Of one model: encoding here and decoding there for each codec, decoding replies here; what calibrated codecs
+    send."""
 
-    __slots__ = ("decode", "encode", "reply")
+    __slots__ = ("decode", "encode", "rates", "reply")
 
     def __init__(self) -> None:
         self.encode: dict[str, MessageCost] = {}
         self.decode: dict[str, MessageCost] = {}
         """The companion's, against what this device would take at its speed. Of pictures it is not: `image`."""
         self.reply = MessageCost()
+        self.rates: dict[str, Rate] = {}
+        """Of codecs whose bytes the inputs decide."""

@@ -13,6 +13,13 @@ LOSSLESS_CODECS = frozenset({"raw", "encoded"})
 """Codecs whose decoded tensors are bit-exact; every other one is held to the contract's fidelity bound."""
 
 
+PICTURE_CODECS = frozenset({"encoded", "jpeg", "webp"})
+"""Codecs of pictures, which only inputs are: as it came, or made anew for the trip."""
+
+REENCODED = frozenset({"jpeg", "webp"})
+"""Of them, those made anew."""
+
+
 class Placement(StrEnum):
     LOCAL = "local"
     SPLIT = "split"
@@ -27,12 +34,12 @@ class Plan:
     cut: CutId | None = None
     """Set exactly for a split."""
     codec: str | None = None
-    """Set exactly when something travels: raw, fp16, int8, encoded (offload only)."""
+    """Set exactly when something travels: raw, fp16, int8, klt (split only), encoded, jpeg, webp (offload only)."""
 
     def __post_init__(self) -> None:
         assert (self.cut is not None) == (self.placement is Placement.SPLIT), self
         assert (self.codec is None) == (self.placement is Placement.LOCAL), self
-        assert self.codec != "encoded" or self.placement is Placement.OFFLOAD, self
+        assert self.codec not in PICTURE_CODECS or self.placement is Placement.OFFLOAD, self
 
     def __str__(self) -> str:
         parts = (self.placement, self.cut, self.codec)
@@ -55,6 +62,8 @@ class RequestFacts:
     privacy: str = "any"
     """The stricter of the request's and the model's: any | no-raw-input | local-only. What the contract says of single
     inputs the `PlanTable` holds, whatever stands here."""
+    fidelity: float | None = None
+    """A bound closer than the contract's, by its measure (`isthmus.fidelity`); None: the contract's own."""
     encoded_bytes: int = 0
     """Size of the encoded input as it came; 0 when the input came as tensors."""
     sizes: tuple[int, ...] = ()
@@ -77,6 +86,8 @@ class PlanEstimate:
     """Payload bytes up."""
     fidelity: float | None
     """By the contract's measure; None for a lossless plan."""
+    level: int | None = None
+    """The codec's setting, which rides in the payload; None for a codec that has none."""
     allowed: bool
     why_not: str = ""
     """The constraint that forbids it, as a sentence; empty when allowed."""

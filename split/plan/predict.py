@@ -107,12 +107,13 @@ def _variance_units(observation: Observation, facts: RequestFacts) -> Floats:
     """σ² per unit of every row of `PlanTable.spread`.
 
     Compute: (α·σ_α·head)² + (β·σ_β·tail)². Link: h·P·h for h = (1, up + encoded, down), expanded; the queue's σ² on
-    top. Device, link and cloud are independent, so that their variances add up.
+    top. Bytes that scatter by σ_b at a rate of x ms each add σ_b²·(x² + σ_x²), the variance of a product of
+    independents less what is in h·P·h already. Device, link and cloud are independent, so that their variances add up.
     """
     head = observation.alpha * observation.alpha_sigma * observation.slowdown
     remote = observation.remote
     if remote is None:
-        return np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, head * head, 0.0])
+        return np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, head * head, 0.0, 0.0])
     rr, ru, rd, uu, ud, dd = remote.link.covariance
     e = float(facts.encoded_bytes)
     tail = remote.beta * remote.beta_sigma
@@ -128,5 +129,6 @@ def _variance_units(observation: Observation, facts: RequestFacts) -> Floats:
             2.0 * ud * e,
             head * head,
             tail * tail,
+            remote.link.up_ms_per_byte * remote.link.up_ms_per_byte + uu,
         ]
     )

@@ -20,10 +20,11 @@ from split.plan.estimate import Drift
 from split.plan.message_cost import MessageCosts
 from split.plan.objective import Objective
 from split.plan.observation import Flags, Floats
-from split.plan.plan import LOCAL, LOSSLESS_CODECS, Placement, Plan
+from split.plan.plan import LOCAL, Placement, Plan
+from split.plan.rows import BOUNDS_KEPT_MAX, Row, Rows, Within
 from split.plan.scaling import Ratio, Scaling
-from split.profiles.contract import PRIVACY_ORDER, Contract
-from split.profiles.measured import CodecCosts, ModelProfile
+from split.profiles.contract import Contract
+from split.profiles.measured import ModelProfile
 
 LOCAL_ROW: Final = 0
 """`PlanTable` puts local first."""
@@ -84,12 +85,12 @@ _GROWS: Final = np.array(
 _S, _U, _D = Ratio.SAME, Ratio.UP, Ratio.DOWN
 _SPREAD_GROWS: Final = np.array(
     (
-        [_S, _U, _D, _U, _U, _D, _S, _S, Ratio.HEAD, Ratio.TAIL],
-        [_S, _S, _S, _U, _D, _D, _S, _D, Ratio.HEAD, Ratio.TAIL],
+        [_S, _U, _D, _U, _U, _D, _S, _S, Ratio.HEAD, Ratio.TAIL, _U],
+        [_S, _S, _S, _U, _D, _D, _S, _D, Ratio.HEAD, Ratio.TAIL, _U],
     )
 )
 """The same for the rows of `PlanTable.spread`, the product of two."""
-_SPREAD_HEAD, _SPREAD_TAIL = 8, 9
+_SPREAD_UP, _SPREAD_UP2, _SPREAD_UP_DOWN, _SPREAD_HEAD, _SPREAD_TAIL, _SPREAD_SIGMA2 = 1, 3, 4, 8, 9, 10
 
 ESTIMATE_SIGMA: Final = 0.06
 """Relative scatter of an estimated head: its mean error is held under 5 % (`scripts/bench costmodel`), a mean error is
@@ -111,12 +112,17 @@ class PlanTable:
     costs: Floats
     """[Column, plan]"""
     spread: Floats
-    """[10, plan]: 1·remote, up, down, up², up·down, down², encoded, encoded·down, head², tail²: what σ² is made of."""
-    fidelity: tuple[float | None, ...]
-    allowed: tuple[Flags, Flags, Flags]
-    """What the contract allows, per privacy level in the order of `PRIVACY_ORDER`."""
-    why_not: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
-    """The constraint behind each False, as a sentence; "" where allowed."""
+    """[11, plan]: 1·remote, up, down, up², up·down, down², encoded, encoded·down, head², tail², σ² of up: what σ² of
+    the latency is made of."""
+    rows: Rows
+    """Where all that depends on the bound of fidelity comes from."""
+    bounded: Within
+    """Which setting of each codec keeps to that bound, and what the contract allows and why not; its bytes as
+    calibrated."""
+    up_ratio: Floats
+    """[plan]: what is sent over what was calibrated, as learned; 1 where nothing was."""
+    with_codec: Mapping[str, Flags]
+    """Codec → its rows."""
     labels: tuple[str, ...]
     """The plans in words."""
     sends_tensors: Flags
@@ -142,6 +148,8 @@ class PlanTable:
     """Every cut of the card, measured or not."""
     no_cuts_reason: str = ""
     """Why there is none."""
+    _within: dict[float, PlanTable] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """This table within the bounds asked for last."""
     _at: dict[tuple[int, ...], PlanTable] = field(default_factory=dict, init=False, repr=False, compare=False)
     """This table at the sizes asked for last."""
 
@@ -149,6 +157,21 @@ class PlanTable:
     def whole_ms(self) -> float:
         """The whole model on the device: the head of row 0."""
         return float(self.costs[Column.HEAD, 0])
+
+    @property
+    def fidelity(self) -> tuple[float | None, ...]:
+        """By the contract's measure; None for a lossless plan."""
+        return self.bounded.fidelity
+
+    @property
+    def allowed(self) -> tuple[Flags, Flags, Flags]:
+        """What the contract allows, per privacy level in the order of `PRIVACY_ORDER`."""
+        return self.bounded.allowed
+
+    @property
+    def why_not(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        """The constraint behind each False, as a sentence; "" where allowed."""
+        return self.bounded.why_not
 
     def __len__(self) -> int:
         return len(self.plans)
@@ -184,7 +207,29 @@ class PlanTable:
                 found[call, rows] = cost.call_ms
         found[Column.REPLY] = costs.reply.ratio * profiled.costs[Column.REPLY]
         found[Column.REPLY_CALL] = costs.reply.call_ms * found[Column.REMOTE]
-        return replace(self, costs=found)
+        if not costs.rates:
+            return replace(self, costs=found)
+        up_ratio = np.ones(len(self))
+        for codec, rate in costs.rates.items():
+            if (of_codec := self.with_codec.get(codec)) is not None:
+                up_ratio[of_codec] = rate.ratio
+        spread = self.spread.copy()
+        _send(found, spread, self.bounded, up_ratio)
+        return replace(self, costs=found, spread=spread, up_ratio=up_ratio)
+
+    def within(self, bound: float | None) -> PlanTable:
+        """The same plans for a request that asks for this fidelity, closer than the contract's bound (None: for that
+        bound): codecs with settings then send what a closer one takes."""
+        if bound is None or bound == self.rows.bound:
+            return self
+        if (known := self._within.get(bound)) is not None:
+            return known
+        while len(self._within) >= BOUNDS_KEPT_MAX:
+            del self._within[next(iter(self._within))]
+        costs, spread, bounded = self.costs.copy(), self.spread.copy(), self.rows.within(bound)
+        _send(costs, spread, bounded, self.up_ratio)
+        found = self._within[bound] = replace(self, costs=costs, spread=spread, bounded=bounded)
+        return found
 
     def at(self, sizes: tuple[int, ...]) -> PlanTable:
         """The same plans for a request of these sizes of the model's open dims (`ModelCard.growth`); () stands for the
@@ -214,18 +259,14 @@ class PlanTable:
         """
         assert card.digest == profile.digest, (card.digest, profile.digest)
         costs_of = {cut.cut: cut for cut in profile.cuts}
-        private = {spec.name for spec in contract.data.inputs if spec.privacy != "any"}
-        # A local-only input forbids all that is computed from it; which tensors are is not known, so everything.
-        local_only = contract.strictest_privacy() == "local-only"
-        contract_level = 2 if local_only else PRIVACY_ORDER.index(contract.data.privacy)
-        rows = [_Row(plan=LOCAL, head_ms=profile.whole_ms, finish_ms=0.0)]
+        rows = [Row(plan=LOCAL, head_ms=profile.whole_ms, finish_ms=0.0)]
         for cut in card.cuts:
             measured = costs_of.get(cut.id)
             if measured is None:
                 continue
             down = _down_bytes(card, profile, cut)
             rows += [
-                _Row(
+                Row(
                     plan=Plan(placement=Placement.SPLIT, cut=cut.id, codec=codec.codec),
                     head_ms=measured.head_ms,
                     tail_ms=measured.tail_ms,
@@ -241,7 +282,7 @@ class PlanTable:
             ]
         every_input = tuple(spec.name for spec in card.inputs)
         rows += [
-            _Row(
+            Row(
                 plan=Plan(placement=Placement.OFFLOAD, codec=codec.codec),
                 tail_ms=profile.whole_ms,
                 finish_ms=profile.whole_ms,
@@ -254,7 +295,7 @@ class PlanTable:
         ]
         if contract.encoded():
             rows.append(
-                _Row(
+                Row(
                     plan=Plan(placement=Placement.OFFLOAD, codec="encoded"),
                     tail_ms=profile.whole_ms,
                     finish_ms=profile.whole_ms,
@@ -264,11 +305,8 @@ class PlanTable:
             )
         raw = next((codec for codec in profile.input_codecs if codec.codec == "raw"), None)
         reply_ms_per_byte = raw.decode_ms / raw.bytes if raw is not None and raw.bytes > 0 else 0.0
-        reasons = tuple(
-            tuple(_why_not(row, max(level, contract_level), private, contract, runs_on) for row in rows)
-            for level in range(3)
-        )
-        assert len(reasons) == 3
+        bounds = Rows(rows, contract, runs_on)
+        bounded = bounds.within(bounds.bound)
         behaviour = contract.behaviour
         objective = Objective.of(
             behaviour.weights, behaviour.service_class, throughput_min_per_s=behaviour.throughput_min_per_s
@@ -276,11 +314,16 @@ class PlanTable:
         return PlanTable(
             plans=tuple(row.plan for row in rows),
             row_of={row.plan: i for i, row in enumerate(rows)},
-            costs=_costs(rows, reply_ms_per_byte),
-            spread=_spread(rows),
-            fidelity=tuple(row.fidelity(contract) for row in rows),
-            allowed=(_flags(reasons[0]), _flags(reasons[1]), _flags(reasons[2])),
-            why_not=reasons,
+            costs=_costs(rows, bounded, reply_ms_per_byte),
+            spread=_spread(rows, bounded),
+            rows=bounds,
+            bounded=bounded,
+            up_ratio=np.ones(len(rows)),
+            with_codec={
+                codec: np.array([row.plan.codec == codec for row in rows])
+                for codec in {row.plan.codec for row in rows}
+                if codec is not None
+            },
             labels=tuple(str(row.plan) for row in rows),
             sends_tensors=np.array([row.plan.codec != "encoded" for row in rows]),
             batch_dim=batch_dim(card.inputs, card.outputs) if profile.rows_apart else None,
@@ -297,71 +340,7 @@ class PlanTable:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
-    plan: Plan
-    finish_ms: float
-    head_ms: float = 0.0
-    tail_ms: float = 0.0
-    codec: CodecCosts | None = None
-    down: int = 0
-    depth: float = 0.0
-    weight_bytes: int = 0
-    """Of the head."""
-    raw_inputs: tuple[str, ...] = ()
-    """Model inputs that can be read off what travels."""
-    doubt: float = 1.0
-
-    @property
-    def up(self) -> int:
-        return self.codec.bytes if self.codec is not None else 0
-
-    def fidelity(self, contract: Contract) -> float | None:
-        """By the contract's measure; None for a lossless plan and for one not measured."""
-        if self.plan.codec is None or self.plan.codec in LOSSLESS_CODECS or self.codec is None:
-            return None
-        return self.codec.fidelity.get(contract.data.fidelity.measure)
-
-
-def _why_not(row: _Row, level: int, private: set[str], contract: Contract, runs_on: Sequence[str] | None) -> str:
-    """The first constraint of the contract that forbids this plan at this privacy level; "" when none does."""
-    codec, usable = row.plan.codec, contract.resource.accelerators
-    if row.plan.placement is not Placement.OFFLOAD and runs_on is not None and not set(usable) & set(runs_on):
-        return f"resource.accelerators is {', '.join(usable)}: the device runs models on {', '.join(runs_on)}"
-    if codec is None:
-        return ""
-    if level == 2:
-        return "privacy is local-only: nothing may leave the device"
-    leaking = [name for name in row.raw_inputs if level == 1 or name in private]
-    if leaking:
-        return f"privacy is no-raw-input: input {', '.join(map(repr, leaking))} could be read off what leaves"
-    data = contract.data
-    if row.depth < data.depth_min_ratio:
-        return (
-            f"depth_min_ratio is {data.depth_min_ratio:g}: only {row.depth:.3g} of the compute would be done "
-            "before something leaves the device"
-        )
-    most = contract.resource.memory_bytes
-    if most is not None and row.weight_bytes > most:
-        return f"resource.memory_bytes is {most}: the weights of this head alone take {row.weight_bytes}"
-    if codec not in data.codecs:
-        return f"the contract does not allow codec {codec} (allowed: {', '.join(data.codecs) or 'none'})"
-    if codec in LOSSLESS_CODECS:
-        return ""
-    found = row.fidelity(contract)
-    if found is None:
-        return f"fidelity not measured ({data.fidelity.measure} of codec {codec}); run isthmus profile"
-    # `not <=` and not `>`: a NaN is no measurement that holds a bound.
-    if not found <= data.fidelity.bound:
-        return f"fidelity {data.fidelity.measure} {found:.4g} is over the contract's bound {data.fidelity.bound:g}"
-    return ""
-
-
-def _flags(reasons: tuple[str, ...]) -> Flags:
-    return np.array([not reason for reason in reasons])
-
-
-def _costs(rows: list[_Row], reply_ms_per_byte: float) -> Floats:
+def _costs(rows: list[Row], bounded: Within, reply_ms_per_byte: float) -> Floats:
     costs = np.zeros((len(Column), len(rows)))
     for i, row in enumerate(rows):
         encoded = row.plan.codec == "encoded"
@@ -371,7 +350,7 @@ def _costs(rows: list[_Row], reply_ms_per_byte: float) -> Floats:
         costs[Column.REMOTE, i] = 0.0 if row.plan is LOCAL else 1.0
         costs[Column.ENCODE, i] = row.codec.encode_ms if row.codec is not None else 0.0
         costs[Column.CLOUD_DECODE, i] = row.codec.decode_ms if row.codec is not None else 0.0
-        costs[Column.UP, i] = row.up
+        costs[Column.UP, i] = bounded.up[i]
         costs[Column.DOWN, i] = row.down
         costs[Column.REPLY, i] = row.down * reply_ms_per_byte
         costs[Column.HEAD, i] = row.head_ms
@@ -380,13 +359,21 @@ def _costs(rows: list[_Row], reply_ms_per_byte: float) -> Floats:
     return costs
 
 
-def _spread(rows: list[_Row]) -> Floats:
-    spread = np.zeros((10, len(rows)))
+def _spread(rows: list[Row], bounded: Within) -> Floats:
+    spread = np.zeros((11, len(rows)))
     for i, row in enumerate(rows):
-        u, d, e = float(row.up), float(row.down), float(row.plan.codec == "encoded")
-        remote = 0.0 if row.plan is LOCAL else 1.0
-        spread[:, i] = (remote, u, d, u * u, u * d, d * d, e, e * d, row.head_ms**2 * row.doubt, row.tail_ms**2)
+        u, d, e = float(bounded.up[i]), float(row.down), float(row.plan.codec == "encoded")
+        remote, sigma = 0.0 if row.plan is LOCAL else 1.0, float(bounded.up_sigma[i])
+        compute = (row.head_ms**2 * row.doubt, row.tail_ms**2)
+        spread[:, i] = (remote, u, d, u * u, u * d, d * d, e, e * d, *compute, sigma * sigma)
     return spread
+
+
+def _send(costs: Floats, spread: Floats, bounded: Within, up_ratio: Floats) -> None:
+    """Write what is sent, and all that follows from it, into columns that are at profiled sizes."""
+    up, sigma = bounded.up * up_ratio, bounded.up_sigma * up_ratio
+    costs[Column.UP] = spread[_SPREAD_UP] = up
+    spread[_SPREAD_UP2], spread[_SPREAD_UP_DOWN], spread[_SPREAD_SIGMA2] = up * up, up * costs[Column.DOWN], sigma**2
 
 
 def _down_bytes(card: ModelCard, profile: ModelProfile, cut: CutCard) -> int:

@@ -24,7 +24,7 @@ CONTRACT_FILE: Final = "contract.yaml"
 Privacy = Literal["any", "no-raw-input", "local-only"]
 """any: everything may leave · no-raw-input: no model input leaves, coded or not · local-only: nothing leaves."""
 
-Codec = Literal["raw", "fp16", "int8", "klt", "encoded"]
+Codec = Literal["raw", "fp16", "int8", "klt", "encoded", "jpeg", "webp"]
 """Permissions, not offers: a codec that this program does not have is never chosen."""
 
 Measure = Literal["kl", "relative", "cosine", "top1"]

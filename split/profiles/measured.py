@@ -12,7 +12,7 @@ import msgspec
 from split.errors import InvalidModel
 from split.ids import CutId, ModelDigest
 
-PROFILE_VERSION = 6
+PROFILE_VERSION = 7
 
 GOLDEN_RUNS = "golden-runs.msgpack"
 
@@ -26,6 +26,19 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     """How long a thread spins for the next operator of a run before it sleeps; nothing spins between runs."""
 
 
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """What one setting of a codec was measured to cost and to do, on inputs that nothing else was taken from."""
+
+    level: int
+    """The setting, which rides in the payload. For `klt` the grid index of the step (`split/codec/calibration.py`), for
+    pictures the index of quality and size (`split/codec/picture.py`)."""
+    mean_bytes: float
+    """Of the whole payload, framing included."""
+    p95_bytes: float
+    fidelity: dict[str, float]
+    """Measure (`split/codec/fidelity.py`) → mean over the inputs; what is missing was not finite: not allowed."""
+
+
 class CodecCosts(msgspec.Struct, frozen=True, kw_only=True):
     """A codec on one payload (a boundary, or the model's inputs); bytes: the median over the golden inputs."""
 
@@ -36,6 +49,9 @@ class CodecCosts(msgspec.Struct, frozen=True, kw_only=True):
     fidelity: dict[str, float] = {}
     """Measure → value of the final outputs against the unsplit run, worst golden input; {} = not measured.
     A lossless codec needs none."""
+    curve: tuple[Point, ...] = ()
+    """Of a codec with settings to choose from (klt, jpeg, webp), as calibrated: then `bytes` and `fidelity` above say
+    nothing of what will be sent. () for one that has none."""
 
 
 class CutCosts(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +87,8 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
     """`split.runtime.machine.Machine.digest` of the device (cores, features, quota, frequency policy)."""
     basis: str = ""
     """`split.workbench.golden.profile_basis` of what lay beside the model: golden requests, the contract's pictures."""
+    calibration: str = ""
+    """SHA-256 (hex) of the sidecar that the curves are from; empty: none lay beside the model."""
     dims: dict[str, int]
     """Symbolic dims the numbers hold for."""
     sizes: tuple[int, ...] = ()
