@@ -24,6 +24,7 @@ import zstandard
 
 from split.errors import InvalidCalibration, InvalidRequest
 from split.ids import CutId, ModelDigest
+from split.profiles.measured import Point
 from split.tensor import RANK_MAX, Array, TensorSpec
 
 CALIBRATION_FILE: Final = "calibration.isthmus"
@@ -105,18 +106,6 @@ class CutTables:
     tensors: tuple[TensorTables, ...]
     node_bitmap: str
     """`CutCard.node_bitmap`: which cut it is, for whoever has the model but not this cut."""
-
-
-class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """What one level was measured to cost and to do, on inputs that nothing else was taken from."""
-
-    level: int
-    """For `klt` the grid index of the step, for pictures the index of quality and size (`split/codec/picture.py`)."""
-    mean_bytes: float
-    """Of the whole payload, framing included."""
-    p95_bytes: float
-    fidelity: dict[str, float]
-    """Measure (`split/codec/fidelity.py`) → mean over the inputs; what is missing was not finite: not allowed."""
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):

@@ -166,7 +166,7 @@ def test_the_default_contract_is_the_models_own_signature() -> None:
         (
             "data:\n  codecs:\n  - raw\n  - zip\n",
             4,
-            "data.codecs[1]: expected one of encoded, fp16, int8, klt, raw, got 'zip'",
+            "data.codecs[1]: expected one of encoded, fp16, int8, jpeg, klt, raw, webp, got 'zip'",
         ),
         ("data: {codecs: []}\n", 1, "codecs must name at least one"),
         ("data: {codecs: [raw, raw]}\n", 1, "codec 'raw' is listed twice"),
