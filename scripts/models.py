@@ -70,6 +70,17 @@ def photo_path(name: str) -> Path:
     return _member(_entry("files", name))
 
 
+def photographs(kind: str, package: str | None = None) -> list[Path]:
+    """The photographs to calibrate from (`calibration`, 20) or to measure on (`test`, 30): no source is in both.
+
+    All of them take 35 MB of packages once, for benches; those of one package (`foolbox`: 8 and 12 in 2 MB) are for
+    whoever wants a few. Unavailable when one cannot be had.
+    """
+    names: list[str] = MANIFEST["photographs"][kind]
+    entries = {name: _entry("files", name) for name in names}
+    return [_member(entry) for entry in entries.values() if package in (None, entry["package"])]
+
+
 def imagenet_labels() -> list[str]:
     """The 1000 ImageNet class names (synonyms, comma between) in the order of the logits; Unavailable as the others."""
     names: dict[str, str] = json.loads(_member(_entry("files", "imagenet-labels.json")).read_text())

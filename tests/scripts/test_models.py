@@ -65,3 +65,14 @@ def test_the_real_network_knows_a_cat_when_it_sees_one(
     pixels = (np.asarray(image, np.float32) - 127) / 128
     (logits,) = session.run(None, {"input": pixels.transpose(2, 0, 1)[None]})
     assert models.imagenet_labels()[int(logits.argmax())] in ("tabby, tabby cat", "tiger cat", "Egyptian cat")
+
+
+def test_no_photograph_is_both_calibrated_from_and_measured_on() -> None:
+    sets = models.MANIFEST["photographs"]
+    digests = {kind: {models.MANIFEST["files"][name]["sha256"] for name in names} for kind, names in sets.items()}
+    assert len(digests["test"]) >= 30
+    assert len(digests["calibration"]) >= 20
+    assert not digests["test"] & digests["calibration"]
+    for kind in sets:
+        small = [name for name in sets[kind] if models.MANIFEST["files"][name]["package"] == "foolbox"]
+        assert len(small) >= 8
