@@ -19,12 +19,14 @@ import numpy as np
 from split.codec import affine
 from split.codec.half import decode_half, encode_half
 from split.codec.packing import pack, unpack
+from split.codec.picture import HEADER_BYTES_MIN, PICTURE_CODECS, decode_picture, decoding_bytes, encode_picture
 from split.errors import CodecError, InvalidRequest
+from split.profiles.image_spec import ImageSpec
 from split.tensor import NAME_BYTES_MAX, NUMPY_DTYPES, RANK_MAX, Array, Tensors, TensorSpec, dtype_name
 
 Buffer = bytes | bytearray | memoryview
 
-CODECS: Final = ("raw", "fp16", "int8", "encoded")
+CODECS: Final = ("raw", "fp16", "int8", "encoded", *PICTURE_CODECS)
 
 MAGIC: Final = b"ISTP"
 VERSION: Final = 1
@@ -49,6 +51,7 @@ class Kind(IntEnum):
     HALF = 1
     AFFINE = 2
     STRINGS = 3
+    PICTURE = 5
 
 
 class Packing(IntEnum):
@@ -78,28 +81,44 @@ class _Entry:
 
     @property
     def memory_bytes(self) -> int:
-        """What the decoded tensor occupies."""
+        """What the decoded tensor occupies; a picture's pixels while it is decoded, too."""
         if self.kind is Kind.STRINGS:
             return self.plain_bytes + self.size * STRING_OVERHEAD_BYTES
+        if self.kind is Kind.PICTURE:
+            return decoding_bytes(self.size)
         return self.size * NUMPY_DTYPES[self.dtype].itemsize
 
 
-def encode(tensors: Mapping[str, Array], codec: str) -> list[Buffer]:
+def encode(
+    tensors: Mapping[str, Array],
+    codec: str,
+    *,
+    level: int | None = None,
+    pictures: Mapping[str, ImageSpec] | None = None,
+) -> list[Buffer]:
     """The payload of `tensors` in this order, as buffers to be sent one after the other.
 
     `codec`: `raw` and `encoded` copy nothing that is C-contiguous and little-endian (the arrays must not change until
     the buffers are out); `fp16` and `int8` code the floats that survive it and pack everything with zstd where that
     pays; integers, booleans, strings and floats with NaN, infinity or mask values stay lossless in every codec.
-    CodecError: unknown codec, an element type or rank that does not travel, a BYTES element neither bytes nor str.
+    `jpeg` and `webp` code those that are `pictures` (name → how it was made of pixels) at the setting `level`, an index
+    of `split.codec.picture.LEVELS`; what is no picture after all, and every other tensor, travels raw.
+    CodecError: unknown codec or level, an element type or rank that does not travel, a BYTES element neither bytes nor
+    str.
     """
     if codec not in CODECS:
         raise CodecError(f"codec {codec!r} is not known; known are {', '.join(CODECS)}")
+    if codec in PICTURE_CODECS and level is None:
+        raise CodecError(f"codec {codec} needs a level; the model's calibration says which")
     if len(tensors) > TENSORS_MAX:
         raise CodecError(f"{len(tensors)} tensors do not fit into one payload; at most {TENSORS_MAX} do")
     header = bytearray(_PREAMBLE.size)
     bodies: list[list[Buffer]] = []
     for name, array in tensors.items():
-        entry, body = _encode_tensor(name, array, codec)
+        picture = None
+        if level is not None and pictures and name in pictures and codec in PICTURE_CODECS:
+            picture = encode_picture(array, pictures[name], codec, level)
+        entry, body = _encode_tensor(name, array, codec, picture)
         header += _entry_bytes(entry)
         bodies.append(body)
     _PREAMBLE.pack_into(header, 0, MAGIC, VERSION, 0, len(bodies), len(header), 0)
@@ -190,7 +209,7 @@ def _coded_bytes(spec: TensorSpec, codec: str, dims: Mapping[str, int]) -> int:
 # --- one tensor -------------------------------------------------------------------------------------------------------
 
 
-def _encode_tensor(name: str, array: Array, codec: str) -> tuple[_Entry, list[Buffer]]:
+def _encode_tensor(name: str, array: Array, codec: str, picture: bytes | None) -> tuple[_Entry, list[Buffer]]:
     try:
         dtype = dtype_name(array.dtype)
     except InvalidRequest as error:
@@ -200,7 +219,7 @@ def _encode_tensor(name: str, array: Array, codec: str) -> tuple[_Entry, list[Bu
         raise CodecError(f"a tensor's name must have 1 to {NAME_BYTES_MAX} bytes, got {len(encoded_name)}")
     if array.ndim > RANK_MAX:
         raise CodecError(f"tensor {name!r} has rank {array.ndim}; at most {RANK_MAX} travels")
-    kind, axis, body = _choose_coding(name, array, dtype, codec)
+    kind, axis, body = _choose_coding(name, array, dtype, codec, picture)
     plain_bytes = sum(memoryview(part).nbytes for part in body)
     packing = Packing.NONE
     if codec in ("fp16", "int8") and plain_bytes:
@@ -221,8 +240,12 @@ def _encode_tensor(name: str, array: Array, codec: str) -> tuple[_Entry, list[Bu
     return entry, body
 
 
-def _choose_coding(name: str, array: Array, dtype: str, codec: str) -> tuple[Kind, int, list[Buffer]]:
+def _choose_coding(
+    name: str, array: Array, dtype: str, codec: str, picture: bytes | None
+) -> tuple[Kind, int, list[Buffer]]:
     """Kind, axis and plain bytes of one tensor: the codec's choice, and raw wherever that would damage it."""
+    if picture is not None:
+        return Kind.PICTURE, 0, [picture]
     if dtype == "BYTES":
         return Kind.STRINGS, 0, [_join_strings(name, array)]
     plain = np.ascontiguousarray(array, dtype=NUMPY_DTYPES[dtype]).reshape(array.shape)
@@ -241,6 +264,8 @@ def _decode_tensor(entry: _Entry, stored: memoryview) -> Array:
     match entry.kind:
         case Kind.STRINGS:
             return _split_strings(entry, memoryview(plain))
+        case Kind.PICTURE:
+            return decode_picture(memoryview(plain), entry.dims, entry.name)
         case Kind.HALF:
             return decode_half(np.frombuffer(plain, "<f2").reshape(entry.dims), dtype)
         case Kind.AFFINE:
@@ -388,7 +413,7 @@ def _check_sizes(entry: _Entry) -> None:
         raise CodecError(
             f"tensor {entry.name!r}: {entry.dtype} of rank {len(entry.dims)} cannot be coded as {entry.kind.name}"
         )
-    exact = entry.kind is not Kind.STRINGS
+    exact = entry.kind not in (Kind.STRINGS, Kind.PICTURE)
     if entry.plain_bytes < expected or (exact and entry.plain_bytes != expected):
         raise CodecError(
             f"tensor {entry.name!r} of shape {list(entry.dims)} takes {'' if exact else 'at least '}{expected} bytes"
@@ -405,7 +430,8 @@ def _check_sizes(entry: _Entry) -> None:
 
 
 def _plain_bytes(entry: _Entry) -> int | None:
-    """Plain bytes of the tensor (the least for STRINGS); None when kind, element type and axis do not go together."""
+    """Plain bytes of the tensor (the least for STRINGS and PICTURE); None when kind, element type and axis do not go
+    together."""
     dtype = NUMPY_DTYPES[entry.dtype]
     if (entry.kind is Kind.STRINGS) != (entry.dtype == "BYTES"):
         return None
@@ -423,3 +449,6 @@ def _plain_bytes(entry: _Entry) -> int | None:
             return entry.size + 2 * affine.parameter_dtype(dtype).itemsize * affine.channels(entry.dims, entry.axis)
         case Kind.STRINGS:
             return entry.size * 4
+        case Kind.PICTURE:
+            sound = entry.dtype == "FP32" and len(entry.dims) == 4 and entry.size and entry.packing is Packing.NONE
+            return HEADER_BYTES_MIN if sound else None

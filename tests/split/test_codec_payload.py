@@ -24,7 +24,7 @@ SHAPES = hnp.array_shapes(min_dims=0, max_dims=5, min_side=0, max_side=6)
 
 
 def payload_of(tensors: dict[str, Any], codec: str) -> bytes:
-    return b"".join(encode(tensors, codec))
+    return b"".join(encode(tensors, codec, level=0))
 
 
 def through(array: np.ndarray[Any, Any], codec: str) -> np.ndarray[Any, Any]:
