@@ -46,7 +46,8 @@ set_up() {
   local extras wanted stamp started
   extras=$(IFS=,; echo "$*")
   [ -x "$PYTHON" ] || make_venv
-  wanted=$(cat "$ROOT/pyproject.toml" "$ROOT/scripts/constraints.txt" <(echo "$ROOT") | sha256sum | cut -d' ' -f1)
+  wanted=$(cat "$ROOT/pyproject.toml" "$ROOT/scripts/constraints.txt" "$ROOT"/split/codec/native/* <(echo "$ROOT") |
+    sha256sum | cut -d' ' -f1)
   stamp="$VENV/set-up-${extras:-programs}"
   [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
   (

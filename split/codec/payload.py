@@ -2,7 +2,8 @@
 
 The format is specified in PAYLOAD.md beside this file. A codec is a policy: it chooses a coding (`Kind`) for each
 tensor; the payload says which was chosen, so decoding needs no codec name. What a lossy coding does to the model's
-outputs is not known here; it is measured (`fidelity.py`).
+outputs is not known here; it is measured (`fidelity.py`). Codec `klt` has payloads of its own (`klt.py`), told by their
+first bytes.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ import numpy as np
 
 from split.codec import affine
 from split.codec.half import decode_half, encode_half
+from split.codec.klt import BoundaryTables, decode_klt, is_klt, klt_decoded_bytes
 from split.codec.packing import pack, unpack
 from split.codec.picture import HEADER_BYTES_MIN, PICTURE_CODECS, decode_picture, decoding_bytes, encode_picture
+from split.codec.plain import STRING_OVERHEAD_BYTES, Buffer, array_of, bytes_of, join_strings, split_strings
 from split.errors import CodecError, InvalidRequest
 from split.profiles.image_spec import ImageSpec
 from split.tensor import NAME_BYTES_MAX, NUMPY_DTYPES, RANK_MAX, Array, Tensors, TensorSpec, dtype_name
-
-Buffer = bytes | bytearray | memoryview
 
 CODECS: Final = ("raw", "fp16", "int8", "encoded", *PICTURE_CODECS)
 
@@ -34,8 +35,6 @@ ALIGNMENT: Final = 64
 """Of each tensor's bytes inside the payload: a cache line, and what vector units like."""
 TENSORS_MAX: Final = 4096
 ELEMENTS_MAX: Final = 2**48
-STRING_OVERHEAD_BYTES: Final = 64
-"""What one BYTES element costs in memory beside its bytes (object, pointer): counted against `max_bytes`."""
 
 _PREAMBLE: Final = struct.Struct("<4sBBHII")
 _ENTRY: Final = struct.Struct("<HBBBBBBQQ")
@@ -135,14 +134,20 @@ def encode(
     return buffers
 
 
-def decode(payload: Buffer, *, max_bytes: int) -> Tensors:
-    """The tensors of `payload`, in its order.
+def decode(payload: Buffer, *, max_bytes: int, tables: BoundaryTables | None = None) -> Tensors:
+    """The tensors of `payload`, in its order; one of codec `klt` needs the `tables` of its calibration and cut.
 
     Unpacked raw tensors are views into `payload` where it lies aligned in memory (read-only when `payload` is), all
     others own their memory. `max_bytes` bounds the memory of all decoded tensors together. CodecError for anything that
     is not exactly one payload of this version: damaged, truncated, trailing bytes, duplicate names, sizes that do not
     add up.
     """
+    if is_klt(payload):
+        if tables is None:
+            raise CodecError(
+                "the payload was coded with a calibration, and there is none at hand; run isthmus calibrate"
+            )
+        return decode_klt(payload, tables, max_bytes=max_bytes)
     view = memoryview(payload).cast("B")
     entries, at = _read_header(view)
     wanted = sum(entry.memory_bytes for entry in entries)
@@ -172,6 +177,8 @@ def decoded_bytes(payload: Buffer, *, tensors_max: int = TENSORS_MAX) -> int:
 
     What `decode` checks against `max_bytes`: for those who count before they decode.
     """
+    if is_klt(payload):
+        return klt_decoded_bytes(payload)
     entries, _ = _read_header(memoryview(payload).cast("B"), tensors_max)
     return sum(entry.memory_bytes for entry in entries)
 
@@ -247,13 +254,13 @@ def _choose_coding(
     if picture is not None:
         return Kind.PICTURE, 0, [picture]
     if dtype == "BYTES":
-        return Kind.STRINGS, 0, [_join_strings(name, array)]
+        return Kind.STRINGS, 0, [join_strings(name, array)]
     plain = np.ascontiguousarray(array, dtype=NUMPY_DTYPES[dtype]).reshape(array.shape)
     if codec == "fp16" and (half := encode_half(plain)) is not None:
-        return Kind.HALF, 0, _bytes_of(half)
+        return Kind.HALF, 0, bytes_of(half)
     if codec == "int8" and (coded := affine.encode_affine(plain)) is not None:
-        return Kind.AFFINE, coded.axis, _bytes_of(coded.parameters) + _bytes_of(coded.codes)
-    return Kind.RAW, 0, _bytes_of(plain)
+        return Kind.AFFINE, coded.axis, bytes_of(coded.parameters) + bytes_of(coded.codes)
+    return Kind.RAW, 0, bytes_of(plain)
 
 
 def _decode_tensor(entry: _Entry, stored: memoryview) -> Array:
@@ -263,7 +270,7 @@ def _decode_tensor(entry: _Entry, stored: memoryview) -> Array:
     dtype = NUMPY_DTYPES[entry.dtype]
     match entry.kind:
         case Kind.STRINGS:
-            return _split_strings(entry, memoryview(plain))
+            return split_strings(entry.name, entry.dims, entry.size, memoryview(plain))
         case Kind.PICTURE:
             return decode_picture(memoryview(plain), entry.dims, entry.name)
         case Kind.HALF:
@@ -275,49 +282,7 @@ def _decode_tensor(entry: _Entry, stored: memoryview) -> Array:
             codes = np.frombuffer(plain, np.uint8, offset=2 * pairs * width.itemsize)
             return affine.decode_affine(parameters, codes, dtype=dtype, dims=entry.dims, axis=entry.axis)
         case Kind.RAW:
-            flat = np.frombuffer(plain, np.uint8)
-            if entry.dtype == "BOOL" and flat.size and flat.max() > 1:
-                raise CodecError(f"tensor {entry.name!r}: a BOOL element is neither 0 nor 1")
-            array = flat.view(dtype).reshape(entry.dims)
-            return array if array.flags.aligned else array.copy()
-
-
-def _bytes_of(array: Array) -> list[Buffer]:
-    """The memory of a C-contiguous array, not copied."""
-    return [array.reshape(-1).view(np.uint8).data] if array.size else []
-
-
-def _join_strings(name: str, array: Array) -> bytes:
-    parts: list[bytes] = []
-    for element in array.reshape(-1).tolist():
-        if isinstance(element, str):
-            element = element.encode()
-        if not isinstance(element, bytes | bytearray | memoryview):
-            raise CodecError(f"tensor {name!r}: a BYTES element must be bytes or str, got {type(element).__name__}")
-        if len(element) > 0xFFFFFFFF:
-            raise CodecError(f"tensor {name!r}: a BYTES element has {len(element)} bytes; at most 4294967295 travel")
-        parts += (len(element).to_bytes(4, "little"), bytes(element))
-    return b"".join(parts)
-
-
-def _split_strings(entry: _Entry, plain: memoryview) -> Array:
-    elements: list[bytes] = []
-    at = 0
-    for _ in range(entry.size):
-        if at + 4 > plain.nbytes:
-            raise CodecError(f"tensor {entry.name!r} ends within the length of element {len(elements)}")
-        end = at + 4 + int.from_bytes(plain[at : at + 4], "little")
-        if end > plain.nbytes:
-            raise CodecError(
-                f"tensor {entry.name!r}: element {len(elements)} ends at {end}, its bytes at {plain.nbytes}"
-            )
-        elements.append(bytes(plain[at + 4 : end]))
-        at = end
-    if at != plain.nbytes:
-        raise CodecError(f"tensor {entry.name!r}: {plain.nbytes - at} bytes follow its last element")
-    array = np.empty(entry.size, dtype=object)
-    array[:] = elements
-    return array.reshape(entry.dims)
+            return array_of(entry.name, entry.dtype, entry.dims, plain)
 
 
 # --- header -----------------------------------------------------------------------------------------------------------
