@@ -16,8 +16,8 @@ from split.plan.objective import NO_BACKLOG, Backlog
 from split.plan.observation import LinkEstimate, Metered, RemoteView
 from split.plan.plan import Decision, Placement
 from split.plan.power import Power, PowerModel
+from split.plan.predict import REQUEST_METADATA_BYTES
 from split.plan.probing import Probing
-from split.plan.score import REQUEST_METADATA_BYTES
 from split.plan.slow_start import SendWindow
 from split.plan.underway import Underway
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
-import random
 import statistics
 import subprocess
 import sys
@@ -27,24 +25,17 @@ import yaml
 
 from agent.config import AgentConfig
 from agent.daemon import Daemon
-from agent.planner import Planner
 from scripts import models
+from scripts.benches.decisions import decisions_us
 from scripts.benches.figure import CACHE, Figure, interleaved, median_difference, median_ratio, paced, percentile
 from scripts.client import Client, Refused
 from scripts.pair import PROGRAMS, STATUS, free_port
-from split.graph.card import CutCard, ModelCard
-from split.graph.growth import CutGrowth, Elements, Extent, Growth, Step
-from split.ids import CutId, ModelDigest
 from split.oip.infer import OipRequest
-from split.plan.plan import RequestFacts
 from split.profiles.address import HostPort
-from split.profiles.contract import Contract, Data, InputContract
-from split.profiles.image_spec import ImageSpec
-from split.profiles.measured import CodecCosts, CutCosts, ModelProfile, Tuning, read_profile
+from split.profiles.measured import Tuning, read_profile
 from split.runtime.machine import read_machine
 from split.runtime.segment import OrtEngine, usable_threads
 from split.runtime.tuning import fastest, tunings
-from split.tensor import TensorSpec
 
 LIGHT: Final = "light-600k"
 LIGHT_TEXT: Final = """
@@ -53,13 +44,6 @@ light (float[1,3,224,224] x) => (float[1,3,1,1] y) { y = GlobalMaxPool(x) }
 """
 X: Final = np.random.default_rng(7).uniform(-1, 1, (1, 3, 224, 224)).astype(np.float32)
 START_TIMEOUT_S: Final = 60.0
-
-PLANS: Final = 100
-WARM: Final = 600
-"""Requests that are answered before decisions are timed: the planner has seen each plan it tries off by a little."""
-SCATTER: Final = 0.03
-"""Of what they take about what was predicted."""
-CODECS: Final = ("raw", "fp16", "int8")
 
 
 def prepare() -> None:
@@ -74,15 +58,17 @@ def run(*, quick: bool) -> tuple[list[Figure], list[dict[str, Any]]]:
     rows: list[dict[str, Any]] = []
     inprocess_us = asyncio.run(_inprocess_us(300 if quick else 2000, rows))
     http_ms = _http_ms(200 if quick else 1000, rows)
-    decisions = _decisions_us(5_000 if quick else 50_000)
-    resized = _decisions_us(2_000 if quick else 20_000, dynamic=True)
-    rows.append({"decision": "each at a size that is new", **_percentiles(resized)})
+    decisions = decisions_us(2_000 if quick else 20_000)
+    rows += [
+        {"decision": state, "p50_us": percentile(taken, 0.50), "p99_us": percentile(taken, 0.99)}
+        for state, taken in decisions.items()
+    ]
     ratio = _local_ratio(40 if quick else 200, rows)
     figures = [
         Figure(name="inprocess_us", value=inprocess_us, unit="µs", at_most=100),
         Figure(name="http_600k_ms", value=http_ms, unit="ms", at_most=1.2),
-        Figure(name="decision_p50_us", value=percentile(decisions, 0.50), unit="µs", at_most=50),
-        Figure(name="decision_p99_us", value=percentile(decisions, 0.99), unit="µs", at_most=200),
+        Figure(name="decision_p50_us", value=percentile(decisions["plain"], 0.50), unit="µs", at_most=50),
+        Figure(name="decision_p99_us", value=percentile(decisions["plain"], 0.99), unit="µs", at_most=200),
         Figure(name="local_ratio", value=ratio, unit="ratio", at_most=1.02),
     ]
     return figures, rows
@@ -190,108 +176,6 @@ def _wait_until_profiled(client: Client, process: subprocess.Popen[bytes], log: 
             pass
         time.sleep(0.1)
     sys.exit(f"scripts/bench: the daemon did not come up:\n{log.read_text()}")
-
-
-def _percentiles(taken_us: list[float]) -> dict[str, float]:
-    return {"p50_us": percentile(taken_us, 0.50), "p99_us": percentile(taken_us, 0.99)}
-
-
-def _decisions_us(rounds: int, *, dynamic: bool = False) -> list[float]:
-    """`Planner.decide` over a hundred plans: local, the input in three codecs and as a picture, 32 cuts in three.
-
-    `dynamic`: height and width are open, and of 36,863 requests no two have the same.
-    """
-    cuts = [CutId(f"{number:012x}") for number in range((PLANS - 5) // len(CODECS) + 1)]
-    tensor = TensorSpec(name="x", dtype="FP32", shape=(1, 3, *(("height", "width") if dynamic else (224, 224))))
-    digest = ModelDigest("sha256:" + "0" * 64)
-    card = ModelCard(
-        digest=digest,
-        path="/nowhere/model.onnx",
-        files=(),
-        inputs=(tensor,),
-        outputs=(TensorSpec(name="y", dtype="FP32", shape=(1, 1000)),),
-        nodes=100,
-        opset=18,
-        cuts=tuple(
-            CutCard(
-                id=cut,
-                boundary=(TensorSpec(name="t", dtype="FP32", shape=(1, 50_000)),),
-                head_inputs=("x",),
-                head_outputs=(),
-                tail_inputs=(),
-                shown_inputs=(),
-                tail_outputs=("y",),
-                nodes=number + 1,
-                compute_share=(number + 1) / (len(cuts) + 1),
-                node_bitmap="00",
-            )
-            for number, cut in enumerate(cuts)
-        ),
-        growth=_growth(cuts) if dynamic else None,
-    )
-
-    def codecs(size: int) -> tuple[CodecCosts, ...]:
-        return tuple(
-            CodecCosts(codec=c, bytes=size // (2**n), encode_ms=0.3, decode_ms=0.2, fidelity={"kl": 0.01 * n})
-            for n, c in enumerate(CODECS)
-        )
-
-    profile = ModelProfile(
-        digest=digest,
-        runtime="bench",
-        fingerprint="bench",
-        dims={"height": 224, "width": 224} if dynamic else {},
-        sizes=(224, 224) if dynamic else (),
-        threads=2,
-        whole_ms=100.0,
-        image_ms=5.0,
-        input_codecs=codecs(602_112),
-        encoded_bytes=40_000,
-        output_bytes=4_000,
-        cuts=tuple(
-            CutCosts(cut=cut, head_ms=3.0 * (n + 1), tail_ms=100 - 3.0 * (n + 1), codecs=codecs(200_000 - 5_000 * n))
-            for n, cut in enumerate(cuts)
-        ),
-    )
-    image = InputContract(name="x", encoded=ImageSpec(resize=256, crop=224))
-    planner = Planner(slowdown=1.0)
-    planner.add_model("m", card, profile, Contract(data=Data(inputs=(image,), codecs=(*CODECS, "encoded"))))
-    planner.connected(max_message_bytes=1 << 28)
-    planner.companion_ready("m", 10.0, 0.5)
-    for n, cut in enumerate(cuts):
-        planner.segment_ready("m", cut, 10.0 - 0.3 * n)
-    for n in range(10):
-        planner.observe_ping(20.0, n * 0.1)
-        planner.observe_transfer(50_000, 4_000, 60.0, n * 0.1 + 0.05)
-    facts = RequestFacts(budget_ms=1000.0)
-    decision = planner.decide("m", facts, edge_queue_ms=0.0, now_s=1.0)
-    assert decision.candidates >= PLANS - 5, decision.candidates
-    taken, scatter = [], random.Random(7)
-    for n in range(-WARM, rounds):
-        if dynamic:
-            facts = RequestFacts(budget_ms=1000.0, sizes=(129 + n % 193, 129 + n % 191))
-        started_s = time.perf_counter()
-        chosen = planner.decide("m", facts, edge_queue_ms=0.0, now_s=2.0 + n * 1e-3).chosen
-        if n >= 0:
-            taken.append((time.perf_counter() - started_s) * 1e6)
-        measured_ms = chosen.predicted_ms * math.exp(scatter.gauss(0.0, SCATTER))
-        planner.observe_total("m", chosen.plan, measured_ms, chosen.predicted_ms)
-    return taken
-
-
-def _growth(cuts: list[CutId]) -> Growth:
-    """Work in proportion to the area; boundaries of about half and a quarter of the sides, no two alike."""
-    sides = [Extent(n, (Step(dim, 1, 1, by),)) for n in range(len(cuts) // 2 + 1) for by in (2, 4) for dim in (0, 1)]
-    return Growth(
-        monomials=((), ((0, 1), (1, 1))),
-        extents=tuple(sides),
-        whole_work=(0.0, 100.0),
-        outputs=(Elements(),),
-        cuts={
-            cut: CutGrowth(head_work=(0.0, 3.0 * n), crossing=(Elements(extents=(2 * n, 2 * n + 1)),))
-            for n, cut in enumerate(cuts)
-        },
-    )
 
 
 def _local_ratio(rounds: int, rows: list[dict[str, Any]]) -> float:

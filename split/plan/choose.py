@@ -46,10 +46,9 @@ class Compared:
         facts: RequestFacts,
         prediction: Prediction,
         mask: Flags,
-        energy_j: Floats | None,
     ) -> Compared:
         """As `score`."""
-        scored = score(table, observation, facts, prediction, mask, energy_j)
+        scored = score(table, observation, prediction, mask)
         return Compared(
             table=table,
             observation=observation,
@@ -107,7 +106,7 @@ class Compared:
         row, notes = best_safe, "" if best_safe == first else self._unsafe(first)
         if rate := self.table.objective.rate_min_per_s:
             of_contract = f"the {rate:g} requests per second of the contract"
-            keeps_up = sustains(self.table, self.observation, self.facts, prediction)
+            keeps_up = sustains(self.table, self.observation, self.facts)
             steady = self._first(safe & keeps_up)
             if steady is None:
                 notes += f"; no plan sustains {of_contract}"
@@ -127,8 +126,12 @@ class Compared:
         row = int(value_ms.argmin())
         if self.score.time_alone:
             return row
+        others_ms = value_ms.copy()
+        others_ms[row] = np.inf
+        if others_ms[others_ms.argmin()] > value_ms[row]:
+            return row
         equal = np.flatnonzero(value_ms == value_ms[row])
-        return row if equal.size == 1 else int(equal[np.lexsort([one[equal] for one in self._ties()])[0]])
+        return int(equal[np.lexsort([one[equal] for one in self._ties()])[0]])
 
     def _ties(self) -> list[Floats]:
         """What tells plans of equal value apart, what counts first last."""
@@ -143,7 +146,7 @@ class Compared:
         """Whether `row` sustains the rate, or `chosen` does not either."""
         if not self.table.objective.rate_min_per_s:
             return True
-        keeps_up = sustains(self.table, self.observation, self.facts, self.prediction)
+        keeps_up = sustains(self.table, self.observation, self.facts)
         return bool(keeps_up[row] or not keeps_up[chosen])
 
     def worth_opening(self, row: int) -> CutId | None:

@@ -12,22 +12,21 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from split.errors import InvalidRequest
-from split.plan.observation import Flags, Floats, Observation, RemoteView
+from split.plan.observation import Flags, Observation, RemoteView
 from split.plan.plan import Placement, Plan, RequestFacts
-from split.plan.predict import sent_bytes
-from split.plan.score import crossing_units, energies_j
+from split.plan.predict import Prediction, crossing_units, sent_bytes
 from split.plan.table import LOCAL_ROW, PlanTable
 from split.profiles.contract import PRIVACY_ORDER
 
 
-def may_run(table: PlanTable, observation: Observation, facts: RequestFacts, energy_j: Floats | None) -> Flags:
-    """[plan]; `table` as for `predict`, `energy_j`: of `score.energies_j`, asked for only while the battery is low."""
+def may_run(table: PlanTable, observation: Observation, facts: RequestFacts, prediction: Prediction) -> Flags:
+    """[plan]; `table` as for `predict`."""
     if observation.remote is None:
         return only_local(len(table))
     mask = table.allowed[_level(facts)]
     if not facts.encoded_bytes:
         mask = mask & table.sends_tensors
-    for meets, _ in _demands(table, observation, observation.remote, facts, energy_j):
+    for meets, _ in _demands(table, observation, observation.remote, facts, prediction):
         mask = mask & meets
     return mask if mask[LOCAL_ROW] or mask.any() else only_local(len(table))
 
@@ -47,28 +46,28 @@ def never(table: PlanTable, facts: RequestFacts, row: int) -> str:
     return why
 
 
-def not_now(table: PlanTable, observation: Observation, facts: RequestFacts, units: Floats, row: int) -> str:
+def not_now(table: PlanTable, observation: Observation, facts: RequestFacts, prediction: Prediction, row: int) -> str:
     """Why this plan cannot run at this moment; "" when it can."""
     if row == LOCAL_ROW:
         return ""
     if observation.remote is None:
         return observation.remote_why_not
-    energy_j = energies_j(table, observation, facts, units) if observation.battery_low else None
-    for meets, why_not in _demands(table, observation, observation.remote, facts, energy_j):
+    for meets, why_not in _demands(table, observation, observation.remote, facts, prediction):
         if not meets[row]:
             return why_not(row)
     return ""
 
 
 def _demands(
-    table: PlanTable, observation: Observation, remote: RemoteView, facts: RequestFacts, energy_j: Floats | None
+    table: PlanTable, observation: Observation, remote: RemoteView, facts: RequestFacts, prediction: Prediction
 ) -> Iterator[tuple[Flags, Callable[[int], str]]]:
     """What this moment asks of a plan: which meet it, and why a row that does not may not run. Local meets each."""
     yield remote.opened, lambda row: f"the companion has not opened this {_part(table.plans[row])} yet"
     sent, most = sent_bytes(table, facts), remote.payload_bytes_max
-    yield sent <= most, lambda row: f"its payload has {sent[row]:.0f} bytes, the companion takes at most {most:.0f}"
+    if sent[sent.argmax()] > most:
+        yield sent <= most, lambda row: f"its payload has {sent[row]:.0f} bytes, the companion takes at most {most:.0f}"
     if (left := remote.metered_left_bytes) < math.inf:
-        moved = crossing_units(facts) @ table.costs  # 0 for local
+        moved = np.array(crossing_units(facts)).dot(table.costs)  # 0 for local
         yield (
             moved <= left,
             lambda row: f"it would move {moved[row]:.0f} bytes, of this month's metered bytes {left:.0f} are left",
@@ -76,6 +75,7 @@ def _demands(
     if why_not := remote.encoded_why_not:
         yield table.sends_tensors, lambda row: why_not
     if observation.battery_low and table.allowed[_level(facts)][LOCAL_ROW]:
+        energy_j = prediction.energy_j
         assert energy_j is not None
         here = energy_j[LOCAL_ROW]
         yield (
@@ -122,10 +122,12 @@ def wished(table: PlanTable, facts: RequestFacts) -> Flags:
     return wish
 
 
-def why_unmet(table: PlanTable, observation: Observation, facts: RequestFacts, units: Floats, wish: Flags) -> str:
+def why_unmet(
+    table: PlanTable, observation: Observation, facts: RequestFacts, prediction: Prediction, wish: Flags
+) -> str:
     """Why none of the plans asked for can run at this moment."""
     rows = [row for row in np.flatnonzero(wish).tolist() if not never(table, facts, row)]
-    return not_now(table, observation, facts, units, rows[0])
+    return not_now(table, observation, facts, prediction, rows[0])
 
 
 def wish_text(facts: RequestFacts) -> str:

@@ -16,7 +16,6 @@ from split.plan.observation import Observation
 from split.plan.parting import in_parts
 from split.plan.plan import Decision, PlanEstimate, RequestFacts
 from split.plan.predict import predict
-from split.plan.score import energies_j, weighs_energy
 from split.plan.table import LOCAL_ROW, PlanTable
 
 
@@ -43,8 +42,7 @@ def decide(
                 why_no_split=lambda: f"no split: {alone}",
             )
     prediction = in_parts(as_built, observation, facts, predict(table, observation, facts))
-    energy_j = energies_j(table, observation, facts, prediction.units) if weighs_energy(table, observation) else None
-    mask = may_run(table, observation, facts, energy_j)
+    mask = may_run(table, observation, facts, prediction)
     forced = facts.mode is not None or facts.cut is not None
     prefix = suffix = ""
     if forced or facts.codec is not None:
@@ -53,8 +51,8 @@ def decide(
         mask = mask & wish
         if not mask.any():
             mask = only_local(len(table))
-            suffix = f"; {why_unmet(table, observation, facts, prediction.units, wish)}"
-    compared = Compared.of(table, observation, facts, prediction, mask, energy_j)
+            suffix = f"; {why_unmet(table, observation, facts, prediction, wish)}"
+    compared = Compared.of(table, observation, facts, prediction, mask)
     best, why = compared.best(None if forced else observation.incumbent)
     row, explored = best, None
     if explorer is not None and not prefix:

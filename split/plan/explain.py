@@ -11,8 +11,7 @@ from split.plan.choose import Compared
 from split.plan.constraints import never, not_now
 from split.plan.observation import Observation
 from split.plan.plan import LOCAL, Placement, PlanEstimate, RequestFacts
-from split.plan.predict import Prediction
-from split.plan.score import REQUEST_METADATA_BYTES
+from split.plan.predict import REQUEST_METADATA_BYTES, Prediction
 from split.plan.table import LOCAL_ROW, Column, PlanTable
 
 RUNNERS_UP: Final = 5
@@ -36,17 +35,15 @@ def estimate(
     may_run: bool = False,
 ) -> PlanEstimate:
     """One plan of the table; `table` as for `predict`. `may_run`: it is known that nothing forbids it."""
-    costs: list[float] = table.costs[:, row].tolist()
-    units: list[float] = prediction.units.tolist()
-    by_size, calls = [unit * cost for unit, cost in zip(units, costs, strict=True)], Column.ENCODE_CALL
-    queue_ms, image_ms, encode_ms, _, up_ms, down_ms, decode_ms, encoded_ms, reply_ms, head_ms, tail_ms, _ = by_size[
-        :calls
-    ]
-    encode_call_ms, decode_call_ms, reply_call_ms = by_size[calls:]
+    costs = table.costs[:, row]
+    queue_ms, image_ms, encode_ms, _, up_ms, down_ms, decode_ms, encoded_ms, reply_ms, head_ms, tail_ms, _, *calls = (
+        prediction.units * costs
+    ).tolist()
+    encode_call_ms, decode_call_ms, reply_call_ms = calls
     encode_ms, decode_ms, reply_ms = encode_ms + encode_call_ms, decode_ms + decode_call_ms, reply_ms + reply_call_ms
     opening_ms = float(observation.opening.run_ms[row]) if observation.opening is not None else 0.0
     cloud_queue_ms = half_rtt_ms = ahead_ms = window_ms = crossing_bytes = 0.0
-    up_bytes = costs[Column.UP]
+    up_bytes = float(costs[Column.UP])
     if (remote := observation.remote) is not None and costs[Column.REMOTE]:
         cloud_queue_ms, half_rtt_ms = remote.queue_ms, remote.link.rtt_ms / 2.0
         ahead_ms = remote.link.up_ms_per_byte * remote.ahead_bytes
@@ -56,8 +53,8 @@ def estimate(
             decode_ms += encoded_ms - up_ms
         if remote.link.slow_start is not None:
             window_ms = remote.link.slow_start.ms(up_bytes)
-        crossing_bytes = up_bytes + costs[Column.DOWN] + 2 * REQUEST_METADATA_BYTES
-    why_not = "" if may_run else never(table, facts, row) or not_now(table, observation, facts, prediction.units, row)
+        crossing_bytes = up_bytes + float(costs[Column.DOWN]) + 2 * REQUEST_METADATA_BYTES
+    why_not = "" if may_run else never(table, facts, row) or not_now(table, observation, facts, prediction, row)
     stages_ms = {
         "queue": queue_ms,
         "activate": opening_ms,
@@ -168,7 +165,7 @@ def bound(compared: Compared, row: int) -> str:
     other = int(np.where(blocked, values, np.inf).argmin())
     if not blocked[other] or values[other] >= values[row]:
         return ""
-    why = never(table, facts, other) or not_now(table, observation, facts, compared.prediction.units, other)
+    why = never(table, facts, other) or not_now(table, observation, facts, compared.prediction, other)
     return f"; {table.labels[other]} would take {compared.prediction.mean_ms[other]:.1f} ms, but {why}" if why else ""
 
 

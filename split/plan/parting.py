@@ -18,8 +18,7 @@ import numpy as np
 
 from split.plan.observation import Floats, Observation
 from split.plan.plan import RequestFacts
-from split.plan.predict import Prediction
-from split.plan.score import STATIONS
+from split.plan.predict import STATIONS, Prediction
 from split.plan.slack import MARGIN_MS
 from split.plan.table import Column, PlanTable
 

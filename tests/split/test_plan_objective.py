@@ -27,7 +27,7 @@ from split.plan.observation import Floats, SlowStart
 from split.plan.plan import LOCAL, PlanEstimate, RequestFacts
 from split.plan.power import NO_POWER
 from split.plan.predict import predict
-from split.plan.score import energies_j, score
+from split.plan.score import score
 from split.profiles.contract import Weights
 from tests.split.plan_world import LOCAL_J, STATE, TABLE, at_weights, estimates, named
 
@@ -179,8 +179,8 @@ def test_waiting_for_tcps_window_costs_what_waiting_costs() -> None:
     link = dataclasses.replace(STATE.remote.link, slow_start=waits)
     state = dataclasses.replace(STATE, remote=dataclasses.replace(STATE.remote, link=link))
     for facts in (FACTS, dataclasses.replace(FACTS, encoded_bytes=6_000)):
-        units = predict(TABLE, state, facts).units
-        all_at_once = energies_j(TABLE, state, facts, units)
+        all_at_once = predict(TABLE, dataclasses.replace(state, battery_low=True), facts).energy_j
+        assert all_at_once is not None
         open_window, waiting = (estimate_all(TABLE, one, facts) for one in (STATE, state))
         for row, plan in enumerate(TABLE.plans):
             size = waiting[row].bytes
@@ -198,7 +198,7 @@ def test_what_of_our_own_waits_at_the_companion_counts_once() -> None:
     def values(queue_ms: float) -> Floats:
         state = dataclasses.replace(STATE, remote=dataclasses.replace(view, queue_ms=queue_ms), backlog=waiting)
         mask = np.ones(len(TABLE), dtype=np.bool_)
-        scored = score(TABLE, state, FACTS, predict(TABLE, state, FACTS), mask, None)
+        scored = score(TABLE, state, predict(TABLE, state, FACTS), mask)
         assert scored.objective.throughput > 0.0
         return scored.value_ms
 
