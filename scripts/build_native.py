@@ -24,13 +24,14 @@ FLAGS: Final = (
 COMPILE_S: Final = 120
 
 
-def build(root: Path = ROOT) -> str | None:
-    """Compile `split/codec/native/*.c` below `root`; None, or why there is no core now (an old one is removed)."""
+def build(root: Path = ROOT, library: Path | None = None) -> str | None:
+    """Compile `split/codec/native/*.c` below `root` to `library` (None: where `split/codec/core.py` looks for it); None,
+    or why there is no core now (an old one is removed)."""
     folder = root / "split" / "codec"
-    library = folder / f"_native.{sysconfig.get_platform()}.so"
+    library = library or folder / f"_native.{sysconfig.get_platform()}.so"
     sources = sorted(map(str, (folder / "native").glob("*.c")))
     compiler = shlex.split(os.environ.get("CC") or "cc")
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".native-") as scratch:
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix=".native-") as scratch:
         fresh = Path(scratch) / library.name
         try:
             done = subprocess.run(

@@ -23,14 +23,14 @@ from split.codec.transform import Core, Level, Order, Shape, dct
 from split.errors import CodecError
 from split.tensor import Array
 
-ABI: Final = 1
+ABI: Final = 2
 """`KLT_ABI` of native/klt.h."""
 VARIABLE: Final = "ISTHMUS_NATIVE"
 LIBRARY: Final = Path(__file__).with_name(f"_native.{sysconfig.get_platform()}.so")
 _TOO_LARGE: Final = -3
 _BYTES_MAX: Final = 8
 """Of one coefficient in a stream: an escape has 14 + 5 + 20 + 1 bits. Rounded up."""
-_STATES_BYTES: Final = 16
+_STATE_BYTES: Final = 4
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class Native:
 
     def pack(self, order: Order, quantised: Array) -> bytes:
         blocks = quantised.shape[1]
-        stream = np.empty(order.count * blocks * _BYTES_MAX + _STATES_BYTES, np.uint8)
+        stream = np.empty(order.count * blocks * _BYTES_MAX + _STATE_BYTES, np.uint8)
         length = self._pack(
             byref(self._tables),
             byref(_order(order, blocks)),

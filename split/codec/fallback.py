@@ -1,6 +1,6 @@
 """The core of codec `klt` in numpy and plain Python, where there is no compiled one: the same integers, the same bits.
 
-Float operations come in the order of `native/transform.c`, one rounding each; the coder's states and words are those of
+Float operations come in the order of `native/transform.c`, one rounding each; the coder's state and words are those of
 `native/rans.c`, described in PAYLOAD.md. Ten to thirty times slower.
 """
 
@@ -18,9 +18,7 @@ from split.errors import CodecError
 from split.tensor import Array
 
 LOWEST: Final = 1 << 16
-"""States lie in 2^16 … 2^32 − 1; words have 16 bits."""
-TWO_LANES_FROM: Final = 4096
-"""Coefficients from which a stream has two states that take turns; fewer are not worth another 4 bytes."""
+"""The state lies in 2^16 … 2^32 − 1; words have 16 bits."""
 SPLIT_BITS: Final = 12
 """An escape's bits travel in two parts: these low ones, and what is above."""
 LENGTH_MAX: Final = 20
@@ -189,9 +187,8 @@ def _escape_parts(rest: int) -> Iterator[tuple[int, int]]:
 
 
 def _pack(values: Array, table: Array) -> bytes:
-    two = len(values) >= TWO_LANES_FROM
     words: list[int] = []  # last first
-    state = other = LOWEST
+    state = LOWEST
     for start, frequency, bits, count in _parts(values, table):
         for value, length in ((bits, count),) if count > 0 else _escape_parts(bits) if count else ():
             if state >> (32 - length):
@@ -202,10 +199,7 @@ def _pack(values: Array, table: Array) -> bytes:
             words.append(state & 0xFFFF)
             state >>= 16
         state = (state // frequency << laplace.FREQUENCY_BITS) + state % frequency + start
-        if two:
-            state, other = other, state
-    for lane in (state, other) if two else (state,):
-        words += (lane >> 16, lane & 0xFFFF)
+    words += (state >> 16, state & 0xFFFF)
     return np.array(words[::-1], "<u2").tobytes()
 
 
@@ -221,14 +215,10 @@ def _unpack(table: Array, stream: memoryview) -> list[int] | None:
 
 
 def _unpack_words(table: list[int], words: list[int]) -> tuple[list[int], int]:
-    """The values, and what must be 0: words that are left over, and how far the states are from where packing began."""
-    two = len(table) >= TWO_LANES_FROM
-    state, other = words[0] | words[1] << 16, LOWEST
+    """The values, and what must be 0: words that are left over, and how far the state is from where packing began."""
+    state = words[0] | words[1] << 16
     at = 2
-    if two:
-        other = words[2] | words[3] << 16
-        at = 4
-    if state < LOWEST or other < LOWEST:
+    if state < LOWEST:
         return [], 1
     rows = _rows()
     symbols = {k: _symbols(k) for k in set(table)}
@@ -255,9 +245,7 @@ def _unpack_words(table: list[int], words: list[int]) -> tuple[list[int], int]:
             if magnitude > laplace.LARGEST:
                 return [], 1
             values[i] = -magnitude if negative else magnitude
-        if two:
-            state, other = other, state
-    return values, len(words) - at + abs(state - LOWEST) + abs(other - LOWEST)
+    return values, len(words) - at + abs(state - LOWEST)
 
 
 def _take_escape(state: int, words: list[int], at: int) -> tuple[int, int, int, int]:
@@ -278,4 +266,5 @@ def _take_escape(state: int, words: list[int], at: int) -> tuple[int, int, int, 
     low = min(below, SPLIT_BITS)
     high = take(below - low)
     beyond = 1 << below | high << low | take(low)
-    return state, at, beyond, take(1)
+    negative = take(1)
+    return state, at, beyond, negative

@@ -16,7 +16,7 @@
 #endif
 
 /* Counted up with every change of a signature or of a struct below; core.py refuses another one. */
-#define KLT_ABI 1
+#define KLT_ABI 2
 
 /* As in laplace.py, transform.py and calibration.py. */
 enum {
