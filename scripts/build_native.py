@@ -25,8 +25,10 @@ COMPILE_S: Final = 120
 
 
 def build(root: Path = ROOT, library: Path | None = None) -> str | None:
-    """Compile `split/codec/native/*.c` below `root` to `library` (None: where `split/codec/core.py` looks for it); None,
-    or why there is no core now (an old one is removed)."""
+    """Compile `split/codec/native/*.c` below `root` to `library` (None: where `split/codec/core.py` looks for it).
+
+    None, or why there is no core now; an old one is removed then.
+    """
     folder = root / "split" / "codec"
     library = library or folder / f"_native.{sysconfig.get_platform()}.so"
     sources = sorted(map(str, (folder / "native").glob("*.c")))
