@@ -39,7 +39,10 @@ def random_table(rng: np.random.Generator) -> PlanTable:
     up, down, encoded = costs[Column.UP], costs[Column.DOWN], costs[Column.ENCODED]
     head, tail = costs[Column.HEAD], costs[Column.TAIL]
     spread = [costs[Column.REMOTE], up, down, up * up, up * down, down * down, encoded, encoded * down]
-    return dataclasses.replace(table, costs=costs, spread=np.array([*spread, head * head, tail * tail]))
+    scatter = rng.exponential(1_000.0, len(table)) * costs[Column.REMOTE]
+    return dataclasses.replace(
+        table, costs=costs, spread=np.array([*spread, head * head, tail * tail, scatter * scatter])
+    )
 
 
 def random_state(rng: np.random.Generator, plans: int) -> Observation:
@@ -123,6 +126,7 @@ def added_up(table: PlanTable, state: Observation, facts: RequestFacts, row: int
     u, d = sent if travels else 0.0, cost["down"]
     variance = (
         travels * (rr + remote.queue_sigma_ms**2) + u * u * uu + d * d * dd + 2 * (u * ru + d * rd + u * d * ud)
+        + float(table.spread[-1, row]) * (link.up_ms_per_byte**2 + uu)
         + (state.alpha_sigma * head) ** 2 + (remote.beta * remote.beta_sigma * cost["tail"]) ** 2
     )  # fmt: skip
     # A picture that travelled is prepared here after all.
