@@ -17,6 +17,7 @@ Factors = tuple[int, ...]
 """Their numbers."""
 
 _NOTHING: Final = Step(0, 0, 0, 1)
+_ZERO: Final = np.zeros((), dtype=np.int64)
 
 
 class Products:
@@ -69,8 +70,13 @@ class Products:
         """[product] for these sizes of the open dims."""
         found = np.empty(self._extents + self._variables + 1)
         given = np.array(sizes, dtype=np.int64)
-        steps = (given[self._dim] + self._add) // self._by * self._times
-        np.maximum(np.add.reduce(steps) + self._base, 0.0, out=found[: self._extents])
+        steps = given.take(self._dim)
+        steps += self._add
+        steps //= self._by
+        steps *= self._times
+        extents = steps[0] if len(steps) == 1 else np.add.reduce(steps)
+        extents += self._base
+        found[: self._extents] = np.maximum(extents, _ZERO, out=extents)
         found[self._extents : -2] = given
         found[-2] = sum(constant * math.prod([sizes[dim] for dim in dims]) for constant, dims in self._inputs)
         found[-1] = 1.0

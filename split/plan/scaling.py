@@ -39,6 +39,8 @@ ALIGNMENT: Final = 64
 """Each tensor of a payload begins at a multiple of it (`split/codec/payload.py`)."""
 LEAST: Final = 1e-9
 """Instead of no work, no time and no bytes, which have no ratio."""
+_LEAST: Final = np.array(LEAST)
+"""As numpy need not convert it."""
 _CODED_BYTES: Final = {"fp16": 2, "int8": 1}
 """Of an element of a float tensor."""
 
@@ -73,17 +75,17 @@ class Scaling:
             [_crossing(card, growth, plan) for plan in plans] + [_replied(card, growth, plan) for plan in plans],
         )
         monomials = [products.of_monomial(powers) for powers in growth.monomials]
-        products.want([(), *monomials, *payloads.products])
-        self._tensors = slice(1 + len(monomials), None)
-        self._units = np.concatenate([np.ones(1 + len(monomials)), payloads.units])
+        products.want([(), *monomials, (), *payloads.products])
+        self._work = 1 + len(monomials)
+        self._units = np.concatenate([np.ones(self._work + 1), payloads.units])
         here, *other = [self._terms(sizes) for sizes in (profile.sizes, profile.other_sizes) if sizes]
-        segments = _Segments(profile, growth, plans, [one[1 : 1 + len(monomials)] for one in (here, *other)])
-        constants, by = payloads.relative_to(here[self._tensors], [*_raw_bytes(profile, plans), *[0] * len(plans)])
-        self._ratios = np.zeros((len(segments.lines) + len(by), len(here)))
-        self._ratios[: len(segments.lines), : 1 + len(monomials)] = segments.lines
-        self._ratios[len(segments.lines) :, 0] = constants
-        self._ratios[len(segments.lines) :, self._tensors] = by
-        self._lines, self._of_plan = len(segments.lines), segments.of_plan
+        segments = _Segments(profile, growth, plans, [work[1:] for work, _ in (here, *other)])
+        self._lines, self._of_plan = segments.lines, segments.of_plan
+        constants, by = payloads.relative_to(here[1][1:], [*_raw_bytes(profile, plans), *[0] * len(plans)])
+        # Each row once: many plans send alike, and nearly all are answered alike.
+        self._payloads, rows = np.unique(np.column_stack([constants, by]), axis=0, return_inverse=True)
+        self._of_payload = rows.reshape(2, -1)
+        """[up or down, plan]: the row of `_payloads`."""
 
     def at(self, sizes: Sizes) -> Floats | None:
         """[Ratio, plan] for a request of these sizes of the open dims, all positive; None where nothing changes. ()
@@ -93,23 +95,24 @@ class Scaling:
         if (known := self._kept.get(sizes)) is not None:
             self._kept.move_to_end(sizes)
             return known
-        ratios = self._ratios @ self._terms(sizes)
+        work, tensors = self._terms(sizes)
+        segments = np.maximum.reduce(self._lines.dot(work).reshape(3, -1))
         found = np.empty((len(Ratio), self._plans))
         found[Ratio.SAME] = 1.0
-        found[Ratio.HEAD : Ratio.UP] = np.maximum.reduce(ratios[: self._lines].reshape(3, -1))[self._of_plan]
-        found[Ratio.UP :] = ratios[self._lines :].reshape(2, -1)
-        self._kept[sizes] = np.maximum(found, LEAST, out=found)
+        found[Ratio.HEAD : Ratio.UP] = segments.take(self._of_plan)
+        found[Ratio.UP :] = self._payloads.dot(tensors).take(self._of_payload)
+        self._kept[sizes] = np.maximum(found, _LEAST, out=found)
         if len(self._kept) > SIZES_KEPT_MAX:
             self._kept.popitem(last=False)
         return found
 
-    def _terms(self, sizes: Sizes) -> Floats:
-        """1, the monomials of the work, then the tensors of the payloads in whole units of what each ends at."""
+    def _terms(self, sizes: Sizes) -> tuple[Floats, Floats]:
+        """1 and the monomials of the work; 1 and the tensors of the payloads in whole units of what each ends at."""
         terms = self._products.at(sizes)
         terms *= self._units
-        tensors = terms[self._tensors]
-        np.ceil(tensors, out=tensors)
-        return terms
+        payloads = terms[self._work :]
+        np.ceil(payloads, out=payloads)
+        return terms[: self._work], payloads
 
 
 def _raw_bytes(profile: ModelProfile, plans: Sequence[Plan]) -> list[int]:

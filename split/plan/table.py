@@ -7,7 +7,7 @@ Row 0 is local. What was not measured is not in the table (no cost) or not allow
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import IntEnum
 from typing import Final
 
@@ -23,6 +23,7 @@ from split.plan.observation import Flags, Floats
 from split.plan.plan import LOCAL, Placement, Plan
 from split.plan.rows import BOUNDS_KEPT_MAX, Row, Rows, Within
 from split.plan.scaling import Ratio, Scaling
+from split.plan.values import value
 from split.profiles.contract import Contract
 from split.profiles.measured import ModelProfile
 
@@ -103,7 +104,7 @@ SCALED_KEPT_MAX: Final = 32
 """Tables at other sizes that one table keeps, 20 KB each for 100 plans: making one takes 25 µs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class PlanTable:
     """Columns over the plans of one model. Times are ms of this device without `emulation.slowdown` and drift."""
 
@@ -241,11 +242,11 @@ class PlanTable:
             return self
         while len(self._at) >= SCALED_KEPT_MAX:
             del self._at[next(iter(self._at))]
-        found = self._at[sizes] = replace(
-            self,
-            costs=self.costs * ratios[_GROWS],
-            spread=self.spread * (ratios[_SPREAD_GROWS[0]] * ratios[_SPREAD_GROWS[1]]),
-        )
+        costs, spread = ratios.take(_GROWS, axis=0), ratios.take(_SPREAD_GROWS[0], axis=0)
+        costs *= self.costs
+        spread *= ratios.take(_SPREAD_GROWS[1], axis=0)
+        spread *= self.spread
+        found = self._at[sizes] = replace(self, costs=costs, spread=spread)
         return found
 
     @staticmethod
