@@ -67,6 +67,11 @@ def cached_model(name: str) -> Path | None:
 
 def photo_path(name: str) -> Path:
     """One of `PHOTOS`, as its package ships it; Unavailable when it cannot be had."""
+    return file_path(name)
+
+
+def file_path(name: str) -> Path:
+    """A pinned file that is no model, as its package ships it; Unavailable when it cannot be had."""
     return _member(_entry("files", name))
 
 

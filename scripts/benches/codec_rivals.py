@@ -1,0 +1,117 @@
+"""What a split is held against: the picture (or the text) itself, coded as others would, at every quality worth trying.
+
+A rival's bytes are its file alone, without anything around it; what the model then answers is measured as for a split.
+JPEG and WebP go through the codec that the daemon has (`split/codec/picture.py`), at full size and smaller; AVIF is
+measured only, and so are the bytes of an input that travels as it is.
+"""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+from PIL import Image, features
+
+from scripts.benches.codec_curves import Measurements
+from scripts.benches.codec_subjects import Finish, Pixels, Sample, Subject, as_input
+from split.codec.fidelity import divergence
+from split.codec.picture import HEADER_BYTES_MIN, LEVELS, decode_picture, encode_picture
+from split.profiles.image_spec import ImageSpec
+from split.tensor import Array, Tensors
+
+AVIF_SPEED: Final = 6
+"""libavif's own default in Pillow: 17 ms for 224 × 224 at 8, some 40 at 6, on one core."""
+AVIF_QUALITIES: Final = (40, 55, 65, 75, 82, 88, 92, 95)
+
+Coded = tuple[int, Array]
+"""Bytes of the file, and the model's input as it comes out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rival:
+    """One codec at one setting."""
+
+    codec: str
+    setting: str
+    code: Callable[[Sample], Coded]
+
+
+def picture_rivals(subject: Subject, *, quick: bool) -> Iterator[Rival]:
+    """JPEG and WebP at their levels (`quick`: at full size and the qualities around what is compared), AVIF where
+    Pillow has it."""
+    spec = subject.spec
+    assert spec is not None
+    for codec in ("jpeg", "webp"):
+        for level, setting in enumerate(LEVELS):
+            if quick and (setting.quarters < 4 or setting.quality < 75):
+                continue
+            name = f"q{setting.quality}" + (f" at {setting.quarters}/4" if setting.quarters < 4 else "")
+            code = partial(_through_codec, spec=spec, input_name=subject.input, codec=codec, level=level)
+            yield Rival(codec=codec, setting=name, code=code)
+    if features.check("avif"):
+        for quality in AVIF_QUALITIES[3 if quick else 0 :]:
+            yield Rival(codec="avif", setting=f"q{quality}", code=partial(_through_avif, spec=spec, quality=quality))
+
+
+def text_bytes(samples: Sequence[Sample]) -> dict[str, float]:
+    """Mean bytes of the sentences as UTF-8, and deflated: both lossless."""
+    texts = [str(sample.plain).encode() for sample in samples]
+    return {
+        "text": float(np.mean([len(text) for text in texts])),
+        "text, deflated": float(np.mean([len(zlib.compress(text, 9)) for text in texts])),
+    }
+
+
+def measure(
+    rivals: Sequence[Rival], samples: Sequence[Sample], expected: Sequence[Tensors], finish: Finish, subject: Subject
+) -> dict[str, Measurements]:
+    """Codec → its bytes and how far off the model's answers are, at every setting on every sample."""
+    found: dict[str, list[tuple[str, list[int], list[float]]]] = {}
+    for rival in rivals:
+        sizes, off = [], []
+        for sample, wanted in zip(samples, expected, strict=True):
+            size, tensor = rival.code(sample)
+            sizes.append(size)
+            off.append(worst(subject.measure, finish({subject.input: tensor}), wanted))
+        found.setdefault(rival.codec, []).append((rival.setting, sizes, off))
+    return {codec: as_measurements(settings, samples) for codec, settings in found.items()}
+
+
+def as_measurements(settings: Sequence[tuple[str, list[int], list[float]]], samples: Sequence[Sample]) -> Measurements:
+    return Measurements(
+        settings=tuple(setting for setting, _, _ in settings),
+        bytes=np.array([sizes for _, sizes, _ in settings], np.float64),
+        fidelity=np.array([off for _, _, off in settings], np.float64),
+        sources=np.array([sample.source for sample in samples], np.int64),
+    )
+
+
+def worst(measure_name: str, found: Tensors, expected: Tensors) -> float:
+    """The measure's largest value over the outputs, as calibration and profile take it."""
+    return max(divergence(measure_name, found[name], wanted) for name, wanted in expected.items())
+
+
+def _pixels(sample: Sample) -> Pixels:
+    assert not isinstance(sample.plain, str)
+    return sample.plain
+
+
+def _through_codec(sample: Sample, *, spec: ImageSpec, input_name: str, codec: str, level: int) -> Coded:
+    tensor = sample.tensors[input_name]
+    plain = encode_picture(tensor, spec, codec, level)
+    assert plain is not None, "crops are pixels"
+    framing = HEADER_BYTES_MIN + 8 * (spec.channels - 1)
+    return len(plain) - framing, decode_picture(memoryview(plain), tensor.shape, input_name)
+
+
+def _through_avif(sample: Sample, *, spec: ImageSpec, quality: int) -> Coded:
+    file = io.BytesIO()
+    Image.fromarray(_pixels(sample)).save(file, "AVIF", quality=quality, speed=AVIF_SPEED, max_threads=1)
+    size = file.tell()
+    with Image.open(file, formats=("AVIF",)) as opened:
+        return size, as_input(np.asarray(opened.convert("RGB"), np.uint8), spec)
