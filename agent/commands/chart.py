@@ -1,6 +1,6 @@
 """A small canvas for plots on Pillow: drawn three times too large and shrunk, so that lines and letters are smooth.
 
-Not a plotting library: panels with a linear x axis, a linear or logarithmic y axis, and what one draws in them.
+Not a plotting library: panels with linear or logarithmic axes, and what one draws in them.
 """
 
 from __future__ import annotations
@@ -93,16 +93,13 @@ class Panel:
     x_range: tuple[float, float]
     y_range: tuple[float, float]
     y_log: bool = False
+    x_log: bool = False
 
     def x(self, value: float) -> float:
-        return self.left + (self.right - self.left) * _share(value, *self.x_range)
+        return self.left + (self.right - self.left) * _share(value, *self.x_range, log=self.x_log)
 
     def y(self, value: float) -> float:
-        low, high = self.y_range
-        share = (
-            _share(math.log(max(value, low)), math.log(low), math.log(high)) if self.y_log else _share(value, low, high)
-        )
-        return self.bottom - (self.bottom - self.top) * share
+        return self.bottom - (self.bottom - self.top) * _share(value, *self.y_range, log=self.y_log)
 
 
 def decades(low: float, high: float) -> tuple[float, float]:
@@ -127,7 +124,9 @@ def size_text(size: float) -> str:
     return f"{size:.0f} B"
 
 
-def _share(value: float, low: float, high: float) -> float:
+def _share(value: float, low: float, high: float, *, log: bool) -> float:
+    if log:
+        value, low, high = math.log(max(value, low)), math.log(low), math.log(high)
     return min(max((value - low) / (high - low), 0.0), 1.0) if high > low else 0.0
 
 
