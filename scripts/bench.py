@@ -39,6 +39,7 @@ BENCHES: Final = {
     "fuzz": "random models, every cut's halves against the whole; what is refused and why",
     "cases": "the milliseconds that cases of the case list name, in real time",
     "channel": "what the TLS channel makes of an emulated link, and of the loopback",
+    "codec": "the calibrated codec against JPEG, WebP and AVIF at equal fidelity; where a split wins",
     "regret": "latency of the chosen plan / of the best plan there was, over models, links and device speeds",
     "trace": "links and loads that change: ours against the best at each moment and the two-way rule",
     "zoo": "ten real models of ten kinds: where they may be cut, and every checked cut against the whole",

@@ -1,0 +1,244 @@
+"""The calibrated codec against the picture itself, at equal fidelity: bytes on photographs that nothing was calibrated
+from, with 90 % intervals over photographs; the coder's times; for six models of as many kinds who wins; and, for device
+speeds and named links, whether a split that wins in bytes wins in time (`codec_grid.py`).
+
+Fidelity is against the unsplit model on the lossless pixels that it looks at. Nothing here is an accuracy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from scripts.benches import codec_grid, codec_plot
+from scripts.benches.codec_curves import Estimate, Measurements, bytes_at, cheapest, ratio_at
+from scripts.benches.codec_rivals import measure, picture_rivals, text_bytes
+from scripts.benches.codec_splits import (
+    Parted,
+    calibration_of,
+    coder_times,
+    levels_near,
+    measure_int8,
+    measure_klt,
+    over_ideal,
+    parted,
+)
+from scripts.benches.codec_subjects import SUBJECTS, Sample, Subject, subject
+from scripts.benches.figure import Figure
+from scripts.models import Unavailable
+from split.codec.calibration import Calibration
+from split.runtime.segment import OrtEngine
+from split.tensor import Tensors
+
+MAIN: Final = "efficientnet-lite0"
+TARGETS: Final = {"036": 0.036, "0105": 0.0105}
+"""KL in nats: what JPEG at quality 90 and 95 cost on the first photographs that were tried."""
+BOTTLENECK: Final = (80, 14, 14)
+"""The boundary of the figures: EfficientNet-Lite0's first projection to 14 × 14, at 37 % of the time."""
+REFERENCES: Final = ("q95", "q90", "q75")
+"""Other models are compared where JPEG at these qualities leads them, whatever that is."""
+CROPS, CROPS_QUICK, CROPS_OTHER = 4, 1, 1
+SPREAD, SPREAD_QUICK = 30.0, 2.5
+ROUNDS, ROUNDS_QUICK = 300, 60
+FALLBACK_ROUNDS: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One model: what each codec was measured to cost and to do on the same inputs."""
+
+    subject: Subject
+    cuts: dict[str, Parted]
+    """Name → cut, for those of `splits`."""
+    splits: dict[str, Measurements]
+    """Calibrated, by the name of the cut."""
+    int8: dict[str, Measurements]
+    rivals: dict[str, Measurements]
+    plain: dict[str, float] = field(default_factory=dict)
+    """Mean bytes of inputs that travel as they are."""
+
+
+def prepare(*, quick: bool) -> None:
+    """Photographs fetched and models calibrated, once: a minute each."""
+    for one in SUBJECTS if not quick else [subject(MAIN)]:
+        with _skipped(one):
+            calibration_of(one, TARGETS["036"])
+
+
+def run(*, quick: bool, plot: Path | None = None) -> tuple[list[Figure], list[dict[str, Any]]]:
+    main = subject(MAIN)
+    path, calibration = calibration_of(main, TARGETS["036"])
+    samples = main.samples("test", crops=CROPS_QUICK if quick else CROPS)
+    targets = list(TARGETS.values())
+    with parted(path, calibration, samples[0].tensors) as cuts:
+        if quick:
+            cuts = [one for one in cuts if _is_bottleneck(one)]
+        found = _compared(main, path, cuts, calibration, samples, targets, quick=quick)
+        figures, rows = _figures(found, calibration, samples, quick=quick)
+    rows += [_row(found, f"kl {value:g}", value) for value in targets]
+    rows += _settings(found)
+    if plot is not None:
+        curves = {name: one.curve() for name, one in (found.splits | found.rivals).items()}
+        levels = {f"KL {value:g}": value for value in targets}
+        codec_plot.draw(curves, f"{MAIN}: bytes against fidelity", "KL", levels, plot)
+    if not quick:
+        for other in SUBJECTS:
+            if other is not main:
+                with _skipped(other):
+                    rows += _table(other)
+        more, cells = codec_grid.run(main, TARGETS["036"])
+        figures, rows = figures + more, rows + cells
+    return figures, rows
+
+
+@contextlib.contextmanager
+def _skipped(one: Subject) -> Iterator[None]:
+    try:
+        yield
+    except Unavailable as error:
+        if one.model == MAIN:
+            raise
+        print(f"skipped {one.model}: {error}", file=sys.stderr)
+
+
+# -- the figures ------------------------------------------------------------------------------------------------------
+
+
+def _figures(
+    found: Compared, calibration: Calibration, samples: Sequence[Sample], *, quick: bool
+) -> tuple[list[Figure], list[dict[str, Any]]]:
+    name = _bottleneck(found)
+    ours, cut = found.splits[name], found.cuts[name]
+    high, low = (bytes_at(ours, value) for value in TARGETS.values())
+    ratios = {rival: ratio_at(one, ours, TARGETS["036"]) for rival, one in found.rivals.items()}
+    [level, *_] = levels_near(calibration, cut.cut, found.subject.measure, [TARGETS["036"]], 1.2)
+    times = coder_times(cut, level, samples[:8], ROUNDS_QUICK if quick else ROUNDS, native=True)
+    slow = coder_times(cut, level, samples[:8], FALLBACK_ROUNDS, native=False)
+    over = over_ideal(cut, level, samples)
+    figures = [
+        Figure(name="effnet_kl036_bytes", value=high.value, unit="B", at_most=2600),
+        Figure(name="effnet_kl0105_bytes", value=low.value, unit="B", at_most=4100),
+        *(
+            Figure(name=f"effnet_vs_{rival}", value=ratios[rival].value, unit="ratio", at_least=least)
+            for rival, least in (("jpeg", 5.0), ("webp", 5.0), ("avif", 4.0))
+            if rival in ratios
+        ),
+        Figure(name="encode_ms", value=times.encode_ms, unit="ms", at_most=0.5),
+        Figure(name="decode_ms", value=times.decode_ms, unit="ms", at_most=0.5),
+        Figure(name="fallback_ms", value=max(slow.encode_ms, slow.decode_ms), unit="ms", at_most=15),
+        Figure(name="over_ideal", value=over, unit="ratio", at_most=1.015),
+    ]
+    intervals = {"effnet_kl036_bytes": high, "effnet_kl0105_bytes": low}
+    intervals |= {f"effnet_vs_{rival}": ratio for rival, ratio in ratios.items()}
+    rows = [_interval(name, one, len(set(ours.sources.tolist()))) for name, one in intervals.items()]
+    return figures, rows
+
+
+def _interval(name: str, found: Estimate, sources: int) -> dict[str, Any]:
+    return {"figure": name, "value": found.value, "low": found.low, "high": found.high, "sources": sources}
+
+
+def _is_bottleneck(one: Parted) -> bool:
+    return any(tensor.spec.shape[1:] == BOTTLENECK for tensor in one.tables.tensors)
+
+
+def _bottleneck(found: Compared) -> str:
+    """The cheapest of the cuts there are at that boundary's shape (before and after it is added to)."""
+    there = {name: found.splits[name] for name, cut in found.cuts.items() if _is_bottleneck(cut)}
+    name, _ = cheapest(there, TARGETS["036"])
+    if not name:
+        raise Unavailable(f"no calibrated cut of {MAIN} at {BOTTLENECK} comes as close as KL {TARGETS['036']}")
+    return name
+
+
+# -- one model --------------------------------------------------------------------------------------------------------
+
+
+def _compared(
+    one: Subject,
+    path: Path,
+    cuts: Sequence[Parted],
+    calibration: Calibration,
+    samples: Sequence[Sample],
+    targets: Sequence[float],
+    *,
+    quick: bool,
+) -> Compared:
+    whole = OrtEngine().open(path, threads=1)
+    expected = [whole.run(sample.tensors) for sample in samples]
+    rivals = _rivals(one, samples, expected, whole.run, quick=quick)
+    if not targets:
+        targets = list(_references(rivals).values())
+    spread = SPREAD_QUICK if quick else SPREAD
+    named = {f"{cut.shapes} ({cut.share:.0%}, {cut.cut[:6]})": cut for cut in cuts}
+    splits, int8 = {}, {}
+    for name, cut in named.items():
+        print(f"  {one.model} {name} …", file=sys.stderr, flush=True)
+        levels = levels_near(calibration, cut.cut, one.measure, targets, spread)
+        splits[name] = measure_klt(cut, levels, samples, expected, one.measure)
+        if not quick:
+            int8[name] = measure_int8(cut, samples, expected, one.measure)
+    whole.close()
+    plain = text_bytes(samples) if one.spec is None else {}
+    return Compared(subject=one, cuts=named, splits=splits, int8=int8, rivals=rivals, plain=plain)
+
+
+def _rivals(
+    one: Subject, samples: Sequence[Sample], expected: Sequence[Tensors], finish: Any, *, quick: bool
+) -> dict[str, Measurements]:
+    if one.spec is None:
+        return {}
+    print(f"  {one.model} as a picture …", file=sys.stderr, flush=True)
+    return measure(list(picture_rivals(one, quick=quick)), samples, expected, finish, one)
+
+
+def _references(rivals: Mapping[str, Measurements]) -> dict[str, float]:
+    """Name → value of the measure: where JPEG at full size and these qualities leads the model; for one that takes no
+    picture a fixed ladder."""
+    if "jpeg" not in rivals:
+        return {" (close)": 0.003, " (usual)": 0.015, " (loose)": 0.037}
+    means = dict(zip(rivals["jpeg"].settings, rivals["jpeg"].fidelity.mean(axis=1).tolist(), strict=True))
+    return {f" (JPEG {quality})": means[quality] for quality in REFERENCES if 0 < means[quality] < math.inf}
+
+
+def _table(one: Subject) -> list[dict[str, Any]]:
+    """Rows of a model beside the main one, winners and losers alike."""
+    path, calibration = calibration_of(one, TARGETS["036"])
+    samples = one.samples("test", crops=CROPS_OTHER)
+    with parted(path, calibration, samples[0].tensors) as cuts:
+        found = _compared(one, path, cuts, calibration, samples, [], quick=False)
+    return [_row(found, f"{one.measure} {value:.3g}{name}", value) for name, value in _references(found.rivals).items()]
+
+
+def _row(found: Compared, at: str, target: float) -> dict[str, Any]:
+    """Bytes of everything at one fidelity; inf where it never comes as close."""
+    cut, ours = cheapest(found.splits, target)
+    plain_cut, int8 = cheapest(found.int8, target)
+    sizes = {name: one.curve().bytes_at(target) for name, one in found.rivals.items()} | found.plain
+    rival = min(sizes, key=lambda name: sizes[name], default="")
+    row: dict[str, Any] = {"model": found.subject.model, "kind": found.subject.kind, "at": at, "klt": ours, "cut": cut}
+    if cut:
+        interval = bytes_at(found.splits[cut], target)
+        row |= {"klt_low": interval.low, "klt_high": interval.high}
+        if found.splits[cut].curve().is_bound(target):
+            row["klt_is_at_most"] = True
+    row |= {"int8": int8, "int8_cut": plain_cut, **sizes, "best_rival": rival}
+    if rival:
+        row["rival_over_klt"] = sizes[rival] / ours if math.isfinite(ours) else 0.0
+    return row
+
+
+def _settings(found: Compared) -> list[dict[str, Any]]:
+    """What was measured, setting by setting."""
+    return [
+        {"model": found.subject.model, "codec": name, "setting": setting, "bytes": size, found.subject.measure: off}
+        for name, one in (found.splits | found.int8 | found.rivals).items()
+        for setting, size, off in zip(
+            one.settings, one.bytes.mean(axis=1).tolist(), one.fidelity.mean(axis=1).tolist(), strict=True
+        )
+    ]
