@@ -9,6 +9,7 @@ over them. Sentences are the paragraphs of the project's own pages: those for ca
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -167,10 +168,12 @@ def sentences(kind: Kind) -> list[Sample]:
 
 
 def _paragraphs() -> list[str]:
+    """Paragraphs and items of lists, without marks."""
     least, most = SENTENCE_CHARS
-    lines = (line for page in PAGES for line in (models.ROOT / page).read_text().split("\n\n"))
-    plain = (" ".join(line.split()) for line in lines if line[:1].isalpha())
-    return [text[:most] for text in plain if len(text) >= least][:SENTENCES]
+    pages = "\n\n".join((models.ROOT / page).read_text() for page in PAGES)
+    blocks = (" ".join(re.sub(r"[*`]", "", block).split()) for block in re.split(r"\n\n|\n- ", pages))
+    plain = (block.removeprefix("- ") for block in blocks)
+    return [text[:most] for text in plain if len(text) >= least and text[0].isalpha()][:SENTENCES]
 
 
 def _vocabulary() -> dict[str, int]:
