@@ -1,8 +1,9 @@
 """How far a lossy plan's outputs are from the unsplit model's: lower is better, 0 is the same.
 
 Every measure judges one output tensor and reports its worst row (what the last axis spans: one item's scores), so that
-one bad answer in a batch cannot hide behind good ones; `top1` is a share by nature. Who measures takes the worst over
-outputs and inputs. Not a correctness check of lossless plans: that is `split.tensor.relative_difference`.
+one bad answer in a batch cannot hide behind good ones; `top1` is a share by nature, and `rms` is of the whole tensor.
+Who measures takes the worst over outputs and inputs. Not a correctness check of lossless plans: that is
+`split.tensor.relative_difference`.
 """
 
 from __future__ import annotations
@@ -74,6 +75,15 @@ def _cosine(found: Array, expected: Array) -> float:
     return max(float((1 - cosine).max()), 0.0)
 
 
+def _rms(found: Array, expected: Array) -> float:
+    """Root mean square of the difference over that of the expected tensor: how much of a map, or of a detector's boxes
+    and scores, is another. Over the whole tensor, since most rows of such outputs stand for nothing."""
+    wanted, got = expected.astype(np.float64), found.astype(np.float64)
+    size = float(np.linalg.norm(wanted))
+    off = float(np.linalg.norm(got - wanted))
+    return off / size if size > 0 else off
+
+
 def _top1(found: Array, expected: Array) -> float:
     """Share of rows whose largest element (the first of equals) is at another place, 0 … 1."""
     return float((_rows(found).argmax(axis=1) != _rows(expected).argmax(axis=1)).mean())
@@ -82,6 +92,7 @@ def _top1(found: Array, expected: Array) -> float:
 MEASURES: Final[Mapping[str, Callable[[Array, Array], float]]] = {
     "kl": _kl,
     "relative": relative_difference,
+    "rms": _rms,
     "cosine": _cosine,
     "top1": _top1,
 }

@@ -27,7 +27,7 @@ Privacy = Literal["any", "no-raw-input", "local-only"]
 Codec = Literal["raw", "fp16", "int8", "klt", "encoded", "jpeg", "webp"]
 """Permissions, not offers: a codec that this program does not have is never chosen."""
 
-Measure = Literal["kl", "relative", "cosine", "top1"]
+Measure = Literal["kl", "relative", "rms", "cosine", "top1"]
 
 PRIVACY_ORDER: Final[tuple[Privacy, ...]] = ("any", "no-raw-input", "local-only")
 """From the loosest to the strictest."""
@@ -176,7 +176,8 @@ class Fidelity(_Part, frozen=True, kw_only=True):
     """How far a lossy plan's outputs may be from the unsplit model's (`split.codec.fidelity` defines the measures)."""
 
     measure: Measure = "relative"
-    """kl: nats of the softmax; relative: max|a − b| / max|b|; cosine: 1 − cosine; top1: share of other winners."""
+    """kl: nats of the softmax; relative: max|a − b| / max|b|; rms: ‖a − b‖ / ‖b‖; cosine: 1 − cosine; top1: share of
+    other winners."""
     bound: _NotNegative = 0.0
     """Largest value of the measure; the default allows nothing lossy."""
 

@@ -64,6 +64,14 @@ def test_the_worst_row_counts() -> None:
     assert divergence("top1", found, expected) == pytest.approx(0.01)
 
 
+def test_rms_is_the_length_of_the_difference_over_that_of_what_was_expected() -> None:
+    expected = np.array([[3.0, 0.0], [0.0, 4.0]])
+    assert divergence("rms", np.array([[3.0, 0.3], [0.4, 4.0]]), expected) == pytest.approx(0.1)  # 0.5 of 5
+    assert divergence("rms", np.zeros((2, 2)), expected) == pytest.approx(1.0)
+    assert divergence("rms", np.array([[0.25]]), np.array([[0.0]])) == 0.25
+    assert divergence("rms", expected, expected) == 0.0
+
+
 def test_cosine_is_one_minus_the_cosine_of_the_angle() -> None:
     for degrees in (0.5, 30, 90, 180):
         angle = math.radians(degrees)

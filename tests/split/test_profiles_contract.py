@@ -172,7 +172,11 @@ def test_the_default_contract_is_the_models_own_signature() -> None:
         ("data: {codecs: [raw, raw]}\n", 1, "codec 'raw' is listed twice"),
         ("data: {privacy: secret}\n", 1, "data.privacy: expected one of any, local-only, no-raw-input, got 'secret'"),
         ("data: {depth_min_ratio: 2}\n", 1, "data.depth_min_ratio: expected float <= 1.0, got 2"),
-        ("data: {fidelity: {measure: psnr}}\n", 1, "data.fidelity.measure: expected one of cosine, kl, relative, top1"),
+        (
+            "data: {fidelity: {measure: psnr}}\n",
+            1,
+            "data.fidelity.measure: expected one of cosine, kl, relative, rms, top1",
+        ),
         ("data: {fidelity: {bound: -0.1}}\n", 1, "data.fidelity.bound: expected float >= 0.0, got -0.1"),
         ("data: {inputs: [{dtype: FP32}]}\n", 1, "data.inputs[0]: the key name is required"),
         ("data: {inputs: [{name: a}, {name: a}]}\n", 1, "input 'a' is listed twice"),
