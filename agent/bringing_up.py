@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from agent.calibrated import calibrated, sidecar_beside
 from agent.model_cache import find_card, remove_former
 from agent.served_model import ServedModel
 from split.errors import InvalidModel, IsthmusError, ModelUnavailable
@@ -176,6 +177,7 @@ class BringingUp:
                 log.warning("model=%s %s", entry.name, choice.note)
             if choice.accelerated:
                 self._store.use((Path(card.path), folder), OrtEngine(choice.providers))
+            sidecar = await asyncio.to_thread(sidecar_beside, entry.path, card.digest)
             profile = await asyncio.to_thread(self._profile, folder, card, contract, choice)
             if profile is None:  # else it has run here, on this runtime: that was measured
                 await self._child(entry, "probe", *_on(choice))
@@ -187,7 +189,8 @@ class BringingUp:
             images=contract.encoded(),
             labels=load_labels(contract, contract_path.parent),
             folder=folder,
-            profile=profile,
+            profile=None if profile is None else calibrated(card, profile, sidecar.calibration),
+            sidecar=sidecar,
             store=self._store,
             choice=choice,
         )
@@ -217,11 +220,10 @@ class BringingUp:
         if model.profile is None:
             async with self._bench:
                 await self._child(entry, "profile", "--folder", str(model.folder), *_on(model.choice))
-            model.profile = await asyncio.to_thread(
-                self._profile, model.folder, model.card, model.contract, model.choice
-            )
-            if model.profile is None:
+            profile = await asyncio.to_thread(self._profile, model.folder, model.card, model.contract, model.choice)
+            if profile is None:
                 raise InvalidModel(f"the profile of {entry.name!r} could not be read back from {model.folder}")
+            model.profile = calibrated(model.card, profile, model.sidecar.calibration)
             await self._adopt_forms(model)  # made while it was measured
         self._on_ready(model)
 

@@ -144,6 +144,7 @@ class CompanionView:
             queue_sigma_ms=queue_sigma_ms,
             opened=model.opened,
             encoded_why_not=model.encoded_why_not,
+            codecs_why_not=model.codecs_why_not,
             payload_bytes_max=self._payload_bytes_max,
             metered_left_bytes=math.inf if metered is None else metered.left_bytes,
             ahead_bytes=self.ahead_bytes(),

@@ -125,6 +125,9 @@ class AgentConfig(_Section, frozen=True, kw_only=True):
     link: Link = Link()
     power: Power = Power()
     record: Record = Record()
+    spot_check_every: Annotated[int, msgspec.Meta(ge=0)] = 200
+    """One in so many answers that came over a lossy codec is computed again, unsplit, when the device is idle, and held
+    against the contract's bound of fidelity. 200: half a per cent of the compute; 0: none."""
     device: str | None = None
     """Profile whose power figures hold for this board (`profiles/devices`). Off: recognised by its device tree, else
     the generic one of its architecture; what the board measures itself goes before."""

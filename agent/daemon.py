@@ -37,7 +37,7 @@ from agent.uplink import Uplink
 from agent.version import VERSION
 from agent.warming import Warming
 from split.codec.image import image_fingerprint
-from split.codec.payload import CODECS
+from split.codec.payload import SPOKEN
 from split.errors import ConfigError, ConnectionLost, IsthmusError
 from split.identity.contexts import Identity
 from split.identity.credentials import Credentials
@@ -121,13 +121,20 @@ class Daemon:
         )
         self.service = DaemonService(
             intake=Intake(default_deadline_ms=config.limits.default_deadline_ms, room=self._room),
-            serve=Serve(planner=planner, compute=compute, uplink=uplink, lateness=lateness, journal=journal),
+            serve=Serve(
+                planner=planner,
+                compute=compute,
+                uplink=uplink,
+                lateness=lateness,
+                journal=journal,
+                spot_check_every=self._config.spot_check_every,
+            ),
             repository=repository,
             journal=journal,
             planner=planner,
             uplink=uplink,
             compute=compute,
-            metrics=_metrics(journal, compute, uplink, meter, renewal),
+            metrics=_metrics(journal, planner, compute, uplink, meter, renewal),
             meter=meter,
             recorder=recorder,
             health=health,
@@ -306,7 +313,7 @@ class Daemon:
                 agent=f"isthmus {VERSION}",
                 runtime=self._engine.name,
                 max_message_bytes=DEFAULT_LIMITS.max_message_bytes,
-                codecs=CODECS,
+                codecs=SPOKEN,
                 image=image_fingerprint(),
                 window_bytes=DEFAULT_LIMITS.unread_bytes,
             ),
@@ -330,11 +337,14 @@ def _prices(link: Link) -> Prices:
     return Prices(per_byte=link.price_per_gb / 1e9, per_companion_ms=link.price_per_companion_s / 1e3)
 
 
-def _metrics(journal: Journal, compute: Compute, uplink: Uplink, meter: Meter, renewal: Renewal | None) -> Metrics:
+def _metrics(
+    journal: Journal, planner: Planner, compute: Compute, uplink: Uplink, meter: Meter, renewal: Renewal | None
+) -> Metrics:
     return Metrics(
         journal,
         version=VERSION,
         link=lambda: uplink.observation,
+        rates=planner.rates,
         gauges={
             "isthmus_queue_seconds": ("Expected wait for the worker.", lambda: compute.queue_ms / 1000),
             "isthmus_waiting_jobs": ("Jobs that wait for the worker.", lambda: compute.waiting),

@@ -103,6 +103,12 @@ class Intake:
             raise InvalidRequest(
                 f"model {model.name!r} has no output {unknown[0]!r}; its outputs are {', '.join(names)}"
             )
+        allowed = model.contract.data.fidelity
+        if options.fidelity is not None and options.fidelity > allowed.bound:
+            raise InvalidRequest(
+                f"parameter isthmus.fidelity is {options.fidelity:g}: looser than what the contract of model "
+                f"{model.name!r} allows, whose bound is {allowed.bound:g} ({allowed.measure}); ask for that or closer"
+            )
         behaviour = model.contract.behaviour
         limits = [options.deadline_ms, behaviour.latency_p99_ms, self._default_deadline_ms]
         deadline_at_s = received_at_s + min(ms for ms in limits if ms is not None) / 1000
@@ -112,6 +118,7 @@ class Intake:
             mode=None if options.mode == "auto" else Placement(options.mode),
             cut=options.cut,
             codec=options.codec,
+            fidelity=options.fidelity,
             privacy=strictest(options.privacy, model.contract.data.privacy),
             encoded_bytes=total if encoded else 0,
             sizes=() if encoded else sizes_of(model.open_dims, inputs),

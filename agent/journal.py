@@ -17,6 +17,7 @@ from agent.intake import InferenceRequest
 from agent.quality import Ratios, compared
 from agent.totals import Times, Totals
 from split.errors import IsthmusError
+from split.plan.kept import Kept
 from split.plan.plan import Decision, Plan, PlanEstimate, RequestFacts
 from split.plan.power import NO_POWER, Power, crossing_ms, used_joules
 from split.tensor import Tensors
@@ -186,6 +187,10 @@ class Journal:
         """The device ran the whole of a request that the companion had answered."""
         self._totals(model).shadows[agrees] += 1
 
+    def checked(self, model: str, codec: str, kept: Kept) -> None:
+        """The device ran the whole of a request that was answered over a lossy codec; `kept`: what is known now."""
+        self._totals(model).checks[codec] = (kept.seen, kept.over, kept.mean_ratio)
+
     def _totals(self, model: str) -> Totals:
         totals = self.totals.get(model)
         if totals is None:
@@ -228,6 +233,14 @@ class Journal:
         if totals is None or not totals.shadows:
             return {}
         return {"agreed": totals.shadows[True], "differed": totals.shadows[False]}
+
+    def checks(self, model: str) -> dict[str, dict[str, float]]:
+        """Spot checks by codec; empty before the first."""
+        totals = self.totals.get(model)
+        return {
+            codec: {"checked": seen, "beyond_bound": over, "mean_of_bound": round(ratio, 4)}
+            for codec, (seen, over, ratio) in (totals.checks if totals is not None else {}).items()
+        }
 
     def p50_ms(self, model: str) -> float | None:
         """Median of the last `RECENT` answers; None before the first."""

@@ -20,6 +20,7 @@ from split.plan.exploring import Explorer
 from split.plan.message_cost import MessageCost, MessageCosts
 from split.plan.observation import Flags, Floats, Opening
 from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
+from split.plan.rate import Rate
 from split.plan.scaling import Ratio
 from split.plan.table import LOCAL_ROW, Column, PlanTable
 from split.profiles.contract import Behaviour, Contract
@@ -40,6 +41,10 @@ CLOCK_SIGMA: Final = 0.5
 
 RECENT_CUTS: Final = 2
 """To be kept open: the one in use, and the one before it, to which a link that changes to and fro leads back."""
+
+NEEDS_CALIBRATION: Final = frozenset({"klt"})
+"""Codecs whose payloads the companion reads with the model's calibration."""
+NO_CALIBRATION_YET: Final = "the companion has no calibration yet"
 
 OpeningMs = Mapping[CutId | Placement, tuple[float, float]]
 """Cut, local or offload → ms to open what runs first on the device, and what finishes there; what is not in it is
@@ -104,6 +109,10 @@ class KnownModel:
     encoded_why_not: str = ""
     cuts_not_open: dict[CutId, str] = field(default_factory=dict)
     """Cuts that the companion does not hold open, and why."""
+    codecs_not_there: dict[str, str] = field(default_factory=dict)
+    """Codecs that the companion cannot read yet, and why."""
+    codecs_broken: dict[str, str] = field(default_factory=dict)
+    """Codecs that were found to break the bound of fidelity, and how: until the model is loaded anew."""
     incumbent: int = LOCAL_ROW
     """Before the first choice, remote plans must beat local as if it had been chosen."""
     decisions: int = 0
@@ -132,6 +141,7 @@ class KnownModel:
             groups[key] = [_segment(plan) == key for plan in table.plans]
         tries = contract.behaviour.service_class != "gold" and table.finishes_here
         return cls(
+            codecs_not_there=dict.fromkeys(table.with_codec.keys() & NEEDS_CALIBRATION, NO_CALIBRATION_YET),
             profile=profile,
             behaviour=contract.behaviour,
             slowdown=slowdown,
@@ -208,6 +218,7 @@ class KnownModel:
         self.ready, self.not_ready_why, self.forbidden = False, "", ""
         self.opened = _only_local(self.table)
         self.cuts_not_open.clear()
+        self.codecs_not_there = dict.fromkeys(self.table.with_codec.keys() & NEEDS_CALIBRATION, NO_CALIBRATION_YET)
 
     def another_way(self) -> None:
         """The companion is another one, or reached another way."""
@@ -216,7 +227,9 @@ class KnownModel:
 
     def companion_ready(self, whole_ms: float, image_ms: float) -> None:
         """As `Planner.companion_ready`."""
+        not_there = self.codecs_not_there
         self.not_ready()
+        self.codecs_not_there = not_there
         speed = whole_ms / self.profile.whole_ms if whole_ms > 0.0 and self.profile.whole_ms > 0.0 else 1.0
         self.ready, self.speed_ratio = True, speed
         self.cloud_image_ms = image_ms if image_ms > 0.0 else self.profile.image_ms * speed
@@ -238,7 +251,28 @@ class KnownModel:
             self.cloud_ms = np.where(rows, tail_ms, self.cloud_ms)
             self.table = self.table.with_compute(tail_ms=np.where(rows, tail_ms, self.table.costs[Column.TAIL]))
 
+    @property
+    def codecs_why_not(self) -> Mapping[str, str]:
+        """Codec → why it may not be used now, of those that may not; the lasting reason first."""
+        if not self.codecs_broken:
+            return self.codecs_not_there
+        return self.codecs_not_there | self.codecs_broken
+
     # -- learning -----------------------------------------------------------------------------------------------------
+
+    def observe_sent(self, facts: RequestFacts, plan: Plan, level: int | None, sent_bytes: int) -> bool:
+        """As `Planner.observe_sent`."""
+        row = self.table.row_of.get(plan)
+        if row is None or level is None or plan.codec is None:
+            return False
+        calibrated = self.measured.within(facts.fidelity).at(facts.sizes)
+        if calibrated.bounded.levels[row] != level:  # decided before the model was loaded anew
+            return False
+        rate = self.messages.rates.setdefault(plan.codec, Rate())
+        changed = rate.observe(sent_bytes, float(calibrated.costs[Column.UP, row]))
+        if rate.moved():
+            self.table = self.table.with_messages(self.measured, self.messages)
+        return changed
 
     def observe_reply(self, codec: str, *, down_bytes: int, decode_ms: float, cloud_decode_ms: float) -> None:
         """As `Planner.observe_reply`."""
@@ -369,6 +403,9 @@ class KnownModel:
             "cloud_drift": self.cloud.ratio,
             "local_only_reason": local_only_reason,
             "cuts_not_open": dict(self.cuts_not_open),
+            "codecs_why_not": dict(self.codecs_why_not),
+            "calibration_rate": {codec: round(rate.ratio, 3) for codec, rate in self.messages.rates.items()},
+            "calibration_misfit": sorted(codec for codec, rate in self.messages.rates.items() if rate.misfit),
             "self_difference": self.profile.self_difference,
             "tried": {} if self.explorer is None else self.explorer.as_mapping(),
         }

@@ -41,11 +41,14 @@ class Metrics:
         version: str,
         gauges: Mapping[str, tuple[str, Callable[[], float]]],
         link: Callable[[], Observation | None],
+        rates: Callable[[], Mapping[tuple[str, str], float]] = dict,
     ) -> None:
+        """`rates`: (model, codec) → what calibrated codecs send over what their curves say."""
         self._journal = journal
         self._version = version
         self._gauges = gauges
         self._link = link
+        self._rates = rates
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -74,6 +77,11 @@ class Metrics:
         )
         shadows = CounterMetricFamily(
             "isthmus_shadow_runs", "Answers of the companion's compared with the device's.", labels=["model", "result"]
+        )
+        checks = GaugeMetricFamily(
+            "isthmus_fidelity_bound_ratio",
+            "Mean distance of spot-checked answers to the unsplit model's, over the bound: above 1 it is broken.",
+            labels=["model", "codec"],
         )
         explored = CounterMetricFamily(
             "isthmus_explored_requests", "Requests whose plan was run to learn something.", labels=["model"]
@@ -110,6 +118,8 @@ class Metrics:
             fallbacks.add_metric([model], totals.fallbacks)
             for first, count in totals.finishes.items():
                 hedges.add_metric([model, first], count)
+            for codec, (_, _, ratio) in totals.checks.items():
+                checks.add_metric([model, codec], ratio)
             explored.add_metric([model], totals.explored)
             for stage, one in totals.predicted.items():
                 edges = [("+Inf" if edge is None else repr(edge), n) for edge, n in one.edges()]
@@ -117,7 +127,15 @@ class Metrics:
                 errors.add_metric([model, stage], one.count, one.error_sum)
             for measured, joules in totals.joules.items():
                 energy.add_metric([model, str(measured).lower()], joules)
-        yield from (requests, durations, stages, fallbacks, hedges, shadows, explored, ratios, errors, energy)
+        yield from (requests, durations, stages, fallbacks, hedges, shadows, checks, explored, ratios, errors, energy)
+        rates = GaugeMetricFamily(
+            "isthmus_calibration_rate_ratio",
+            "Bytes of calibrated codecs over what the calibration says: far above 1, live inputs do not fit it.",
+            labels=["model", "codec"],
+        )
+        for of, ratio in self._rates().items():
+            rates.add_metric([*of], ratio)
+        yield rates
         for name, (text, read) in self._gauges.items():
             yield GaugeMetricFamily(name, text, value=read())
         if (link := self._link()) is not None:

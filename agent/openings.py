@@ -8,12 +8,15 @@ will not go away (`LASTING`) is said once. A cut that fails concerns no other, a
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import math
 import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import random
 from typing import Final
@@ -24,11 +27,12 @@ from agent.first_flight import FirstFlight, Opening
 from agent.golden import Golden
 from agent.planner import Planner
 from agent.served_model import ServedModel
+from split.codec.calibration import CALIBRATION_FILE
 from split.codec.golden import SELF_DIFFERENCE_MAX, bound_of, differs
 from split.codec.image import image_fingerprint
 from split.codec.payload import decode
 from split.errors import CompanionRefused, ConnectionLost, InvalidModel, IsthmusError, RemoteProtocolError
-from split.graph.card import CutCard
+from split.graph.card import CutCard, digest_of_files
 from split.graph.chunks import list_chunks
 from split.ids import OFFLOAD_CUT
 from split.runtime.kernels import kernel_answers, kernels_differ
@@ -79,10 +83,16 @@ LASTING: Final = frozenset(
         "INVALID_MODEL",
         "CUT_REFUSED",
         "CODEC_ERROR",
+        "INVALID_CALIBRATION",
         "TOO_LARGE",
     }
 )
 """Codes that trying again does not mend: they speak of the model, the cut or the two machines."""
+
+KLT: Final = "klt"
+
+Files = tuple[tuple[str, int, str], ...]
+"""(name, bytes, sha256 hex), as they are offered."""
 
 _Key = tuple[str, str]
 """(digest, cut), the cut being "" for the model itself."""
@@ -111,6 +121,8 @@ class Openings:
         """Told, after the planner, the digest and the cut (`OFFLOAD_CUT`: the whole) that may be asked for now."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """By the model's name."""
+        self._calibrating: dict[str, asyncio.Task[None]] = {}
+        """The same, of what brings its calibration."""
         self._ended: set[asyncio.Task[None]] = set()
         self._stopped = False
         self._flight = flight
@@ -130,12 +142,22 @@ class Openings:
             return
         self._tasks[model.name] = asyncio.create_task(self._keep(model), name=f"open {model.name}")
 
+    def calibrate(self, model: ServedModel) -> None:
+        """Have the companion read codec klt of this model, if there is a calibration: beside its cuts, and again where
+        the companion says that it has it no more."""
+        going_on = self._calibrating.get(model.name)
+        if self._stopped or model.sidecar.calibration is None or (going_on is not None and not going_on.done()):
+            return
+        task = asyncio.create_task(self._keep_calibrated(model), name=f"calibrate {model.name}")
+        self._calibrating[model.name] = task
+
     def drop(self, name: str) -> None:
         """Stop opening this model. Another name of the same model goes on."""
-        if (task := self._tasks.pop(name, None)) is not None:
-            task.cancel()
-            self._ended.add(task)
-            task.add_done_callback(self._ended.discard)
+        for task in (self._tasks.pop(name, None), self._calibrating.pop(name, None)):
+            if task is not None:
+                task.cancel()
+                self._ended.add(task)
+                task.add_done_callback(self._ended.discard)
 
     def take(self, message: ModelNeed | ModelReady | SegmentReady | Refused) -> None:
         """An answer came; one that nobody waits for any more is let fall."""
@@ -146,7 +168,7 @@ class Openings:
     def stop(self) -> None:
         """The companion takes nothing new on this connection: nothing more is asked."""
         self._stopped = True
-        for name in list(self._tasks):
+        for name in [*self._tasks, *self._calibrating]:
             self.drop(name)
 
     async def close(self) -> None:
@@ -162,6 +184,7 @@ class Openings:
             return
         try:
             if await self._shared(model):
+                self.calibrate(model)
                 await self._open_cuts(model)
         except ConnectionLost:
             return
@@ -214,6 +237,9 @@ class Openings:
             dims=model.profile.dims if model.profile is not None else {},
             golden=await self._golden.offered(model),
         )
+        folder = Path(model.card.path).parent
+        read = partial(_piece, folder)
+        source = _Source(model=model, files=model.card.files, read=read)
         async with self._turn(model.digest):
             with self._asking(offer) as answers:
                 answer = await _next(answers)
@@ -221,7 +247,7 @@ class Openings:
                     self._channel.send(await self._with_chunks(offer, model))  # other models may have them in common
                     answer = await _next(answers)
                 while isinstance(answer, ModelNeed):
-                    await self._send_files(model, answer, answers)
+                    await self._send_files(source, answer, answers)
                     answer = await _next(answers)
         if not isinstance(answer, ModelReady):
             raise RemoteProtocolError(f"the companion answered an offer with {type(answer).__name__}")
@@ -234,21 +260,54 @@ class Openings:
         self._planner.companion_ready(model.name, answer.whole_ms, answer.image_ms)
         self._on_open(model.digest, OFFLOAD_CUT)
 
-    async def _send_files(self, model: ServedModel, need: ModelNeed, answers: asyncio.Queue[Message]) -> None:
+    async def _calibrate(self, model: ServedModel) -> None:
+        """Try until the companion has the calibration; what fails costs the codec alone."""
+        if KLT not in self._channel.peer_hello.codecs:
+            self._planner.codec_not_ready(model.name, KLT, "the companion does not know codec klt; update it")
+            return
+        backoff = Backoff(first_s=RETRY_FIRST_S, cap_s=RETRY_CAP_S, draw=self._draw)
+        while (error := await _failure(self._share_calibration(model))) is not None:
+            log.warning("model=%s its calibration is not shared: %s (%s)", model.name, error, error.code)
+            if error.code in LASTING:
+                self._planner.codec_not_ready(model.name, KLT, str(error))
+                return
+            delay_s = backoff.failed()
+            self._planner.codec_not_ready(model.name, KLT, f"{error}; tried again in {delay_s:.0f} s")
+            await asyncio.sleep(delay_s)
+
+    async def _keep_calibrated(self, model: ServedModel) -> None:
+        with suppress(ConnectionLost):
+            await self._calibrate(model)
+
+    async def _share_calibration(self, model: ServedModel) -> None:
+        files = sidecar_files(model.sidecar.data)
+        offer = ModelOffer(digest=digest_of_files(files), files=files, calibrates=model.digest)
+        source = _Source(model=model, files=files, read=_of(model.sidecar.data))
+        async with self._turn(offer.digest):
+            with self._asking(offer) as answers:
+                answer = await _next(answers)
+                while isinstance(answer, ModelNeed):
+                    await self._send_files(source, answer, answers)
+                    answer = await _next(answers)
+        if not isinstance(answer, ModelReady):
+            raise RemoteProtocolError(f"the companion answered a calibration with {type(answer).__name__}")
+        self._planner.codec_ready(model.name, KLT)
+
+    async def _send_files(self, source: _Source, need: ModelNeed, answers: asyncio.Queue[Message]) -> None:
         """What the companion lacks; what it says meanwhile (refused, or another device was first) ends it. Waits where
         the month has not enough metered bytes left for the rest."""
-        sizes = {name: size for name, size, _ in model.card.files}
+        sizes = {name: size for name, size, _ in source.files}
         lengths = need.lengths or tuple(sizes.get(name, 0) - start for name, start in need.missing)
         if len(lengths) != len(need.missing):
             raise RemoteProtocolError(f"the companion wants {len(need.missing)} parts and gives {len(lengths)} lengths")
-        self._asked_bytes[model.digest] += sum(lengths)
-        if (asked := self._asked_bytes[model.digest]) > ASKED_RATIO_MAX * max(sum(sizes.values()), CHUNK_BYTES):
+        self._asked_bytes[need.digest] += sum(lengths)
+        if (asked := self._asked_bytes[need.digest]) > ASKED_RATIO_MAX * max(sum(sizes.values()), CHUNK_BYTES):
             raise CompanionRefused(
                 "UNSUPPORTED",
                 f"the companion has asked for {asked} bytes of a model of {sum(sizes.values())}: it does not keep what "
                 "it is sent; look at its log",
             )
-        folder, left_bytes = Path(model.card.path).parent, sum(lengths)
+        left_bytes = sum(lengths)
         piece_bytes = min(CHUNK_BYTES, self._channel.peer_hello.max_message_bytes - CHUNK_METADATA_BYTES)
         for (name, start), length in zip(need.missing, lengths, strict=True):
             if name not in sizes:
@@ -256,14 +315,14 @@ class Openings:
             if start < 0 or length < 0 or start + length > sizes[name]:
                 raise RemoteProtocolError(f"the companion wants {length} bytes of {name!r} from {start}, over its end")
             for offset in range(start, start + length, piece_bytes):
-                await self._bytes_left(model, left_bytes, answers)
+                await self._bytes_left(source.model, left_bytes, answers)
                 await self._channel.drain(BULK_WINDOW_BYTES)
                 if not answers.empty():
                     return
                 wanted = min(piece_bytes, start + length - offset)
-                data = await asyncio.to_thread(_piece, folder / name, offset, wanted)
+                data = await asyncio.to_thread(source.read, name, offset, wanted)
                 last = offset + wanted == sizes[name]
-                chunk = ModelChunk(digest=model.digest, file=name, offset=offset, last=last)
+                chunk = ModelChunk(digest=need.digest, file=name, offset=offset, last=last)
                 self._channel.send(chunk, [data], priority=Priority.BULK)
                 left_bytes -= wanted
 
@@ -325,7 +384,27 @@ def _key(asked: Opening) -> _Key:
     return asked.digest, asked.cut if isinstance(asked, SegmentOpen) else ""
 
 
-def _piece(path: Path, offset: int, size: int) -> bytes:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """What a companion may ask for."""
+
+    model: ServedModel
+    files: Files
+    read: Callable[[str, int, int], bytes]
+    """(file, offset, bytes); blocking."""
+
+
+def _of(data: bytes) -> Callable[[str, int, int], bytes]:
+    return lambda name, offset, size: data[offset : offset + size]
+
+
+def sidecar_files(data: bytes) -> Files:
+    """The one file of a calibration, as it is offered."""
+    return ((CALIBRATION_FILE, len(data), hashlib.sha256(data).hexdigest()),)
+
+
+def _piece(folder: Path, name: str, offset: int, size: int) -> bytes:
+    path = folder / name
     with path.open("rb") as file:
         file.seek(offset)
         data = file.read(size)

@@ -215,6 +215,23 @@ class Planner:
         if (model := self._models.get(name)) is not None:
             model.encoded_why_not = why or ""
 
+    def codec_ready(self, name: str, codec: str) -> None:
+        """The companion can read this codec's payloads of the model: it has the calibration. Unknown names are
+        ignored."""
+        if (model := self._models.get(name)) is not None:
+            model.codecs_not_there.pop(codec, None)
+
+    def codec_not_ready(self, name: str, codec: str, why: str) -> None:
+        """The companion cannot read this codec's payloads of the model (a sentence says why); as above."""
+        if (model := self._models.get(name)) is not None:
+            model.codecs_not_there[codec] = why
+
+    def codec_broken(self, name: str, codec: str, why: str) -> None:
+        """This codec of the model was found to break the bound of fidelity (a sentence says how): it is not used again
+        until the model is loaded anew. As above."""
+        if (model := self._models.get(name)) is not None:
+            model.codecs_broken[codec] = why
+
     # -- learning -----------------------------------------------------------------------------------------------------
 
     def observe_ping(self, rtt_ms: float, now_s: float, *, padding_bytes: int = 0) -> None:
@@ -244,6 +261,26 @@ class Planner:
         While nothing at all is heard it was no slow link that kept it, but one that is away: when that is back, it is
         as it was. After two silences in a row without a reply between them it was the link."""
         self._companion.observe_late(up_bytes, down_bytes, network_ms, now_s)
+
+    def observe_sent(self, name: str, facts: RequestFacts, plan: Plan, level: int | None, sent_bytes: int) -> bool:
+        """A request's payload has so many bytes; `level`: its codec's setting (None: it has none, nothing is learned).
+        Whether it has become another answer whether the live inputs fit the calibration (`misfit`)."""
+        model = self._models.get(name)
+        return model is not None and model.observe_sent(facts, plan, level, sent_bytes)
+
+    def misfit(self, name: str, codec: str) -> float | None:
+        """What this codec sends over what its curve says, where that is far too much; None where it is not."""
+        model = self._models.get(name)
+        rate = None if model is None else model.messages.rates.get(codec)
+        return rate.ratio if rate is not None and rate.misfit else None
+
+    def rates(self) -> dict[tuple[str, str], float]:
+        """(Model, codec) → what it sends over what its curve says, of codecs with settings that have been used."""
+        return {
+            (name, codec): rate.ratio
+            for name, model in self._models.items()
+            for codec, rate in model.messages.rates.items()
+        }
 
     def observe_reply(
         self, digest: str, codec: str, *, down_bytes: int, decode_ms: float, cloud_decode_ms: float

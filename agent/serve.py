@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from agent.afterwards import Afterwards
@@ -25,13 +26,16 @@ from agent.journal import Journal, Outcome, answered_entry
 from agent.lateness import Lateness
 from agent.parts import in_parts
 from agent.planner import Planner
+from agent.reruns import Reruns
 from agent.shadowing import Shadowing
+from agent.spot_checks import SpotChecks
 from agent.stages import Finished, Prepared, finish, prepare, whole
 from agent.uplink import Uplink
 from agent.waiting import Asked, RemoteReply
 from split.errors import DeadlineExceeded, EngineFailed, IsthmusError, ModelUnavailable, UnknownModel
 from split.ids import OFFLOAD_CUT, CutId
-from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate
+from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate, RequestFacts
+from split.plan.rate import misfit_text
 from split.plan.score import spreads
 from split.plan.slack import reserved_ms
 from split.runtime.engine import Segment, Stop
@@ -54,15 +58,25 @@ class Serve:
     """The way of every request through the daemon."""
 
     def __init__(
-        self, *, planner: Planner, compute: Compute, uplink: Uplink, lateness: Lateness, journal: Journal
+        self,
+        *,
+        planner: Planner,
+        compute: Compute,
+        uplink: Uplink,
+        lateness: Lateness,
+        journal: Journal,
+        spot_check_every: int = 0,
     ) -> None:
+        """`spot_check_every`: of the configuration."""
         self._planner = planner
         self._compute = compute
         self._uplink = uplink
         self._lateness = lateness
         self._journal = journal
         self._afterwards = Afterwards()
-        self._shadowing = Shadowing(planner=planner, compute=compute, lateness=lateness, journal=journal)
+        reruns = Reruns(compute=compute, lateness=lateness)
+        self._shadowing = Shadowing(planner=planner, journal=journal, reruns=reruns)
+        self._spot_checks = SpotChecks(every=spot_check_every, planner=planner, journal=journal, reruns=reruns)
         self._hedges = Hedges(battery_low=lambda: planner.battery_low)
 
     def settle_books(self) -> None:
@@ -93,8 +107,11 @@ class Serve:
         self._afterwards.note(self._journal.answered, request.id, answered_entry(request, outcome))
         try:
             self._learn_total(request, outcome)
-            if request.model.contract.behaviour.fallback.strategy == "shadow":
-                self._shadowing.answered(request, outcome, lambda: self._finish_ms(request, Prepared.nothing(request)))
+            if outcome.ran.placement is not Placement.LOCAL:
+                whole_ms = partial(self._finish_ms, request, Prepared.nothing(request))
+                if request.model.contract.behaviour.fallback.strategy == "shadow":
+                    self._shadowing.answered(request, outcome, whole_ms)
+                self._spot_checks.answered(request, outcome, whole_ms)
         except Exception:  # a bug of ours; the answer is right, and leaves
             log.exception("nothing was learned from a finished request")
         return outcome
@@ -198,7 +215,7 @@ class Serve:
         try:
             stop = Stop()
             timed = await self._compute.run(
-                lambda: prepare(request, plan, prepared, stop),
+                lambda: prepare(request, plan, prepared, stop, level=decision.chosen.level),
                 deadline_at_s=request.deadline_at_s,
                 expected_ms=expected_ms,
                 rank=_rank(request),
@@ -216,6 +233,21 @@ class Serve:
         for stage in ("image", "head", "encode"):
             if stage in stages_ms:
                 self._learn(request, plan, stage, stages_ms[stage])
+        if decision.chosen.level is not None:
+            sent_bytes = sum(memoryview(part).nbytes for part in prepared.payload)
+            self._afterwards.note(self._learn_rate, request.model.name, request.facts, decision.chosen, sent_bytes)
+
+    def _learn_rate(self, name: str, facts: RequestFacts, chosen: PlanEstimate, sent_bytes: int) -> None:
+        """A codec with settings has made so many bytes of a request; said when that shows that its calibration does
+        not fit what is asked, or fits again."""
+        plan = chosen.plan
+        if not self._planner.observe_sent(name, facts, plan, chosen.level, sent_bytes):
+            return
+        assert plan.codec is not None
+        if (ratio := self._planner.misfit(name, plan.codec)) is not None:
+            log.warning("model=%s %s", name, misfit_text(plan.codec, ratio))
+        else:
+            log.info("model=%s live inputs fit the calibration of codec %s again", name, plan.codec)
 
     async def _opened_head(self, request: InferenceRequest, cut: CutId, stages_ms: dict[str, float]) -> Segment:
         opening_ms = request.model.head_activation_ms(cut)

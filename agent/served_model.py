@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from agent.calibrated import NO_SIDECAR, Sidecar
 from split.codec.image import ImageSpec
 from split.graph.card import CutCard, ModelCard
 from split.graph.growth import OpenDim, batch_dim, open_dims
@@ -46,6 +47,8 @@ class ServedModel:
     """Where its segments, profile and golden inputs lie."""
     profile: ModelProfile | None
     store: SegmentStore
+    sidecar: Sidecar = NO_SIDECAR
+    """For codec klt; the profile has its curves."""
     choice: Choice = ON_CPU
     """What of the contract's accelerators this host has."""
     _warming: Future[None] | None = field(default=None, init=False, repr=False)

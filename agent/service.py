@@ -200,11 +200,13 @@ class DaemonService:
                     "progress": entry.progress,
                     "profiled": bool(drift),
                     "runs_on": list(entry.model.choice.runs_on) if entry.model is not None else [],
+                    "calibration_note": entry.model.sidecar.note if entry.model is not None else "",
                     "accelerators_note": entry.model.choice.note if entry.model is not None else "",
                     "cuts_note": entry.model.card.note if entry.model is not None else "",
                     "placements": self._journal.placements(entry.name),
                     "p50_ms": self._journal.p50_ms(entry.name),
                     "shadow": self._journal.shadows(entry.name),
+                    "spot_checks": self._journal.checks(entry.name),
                     "joules": self._journal.joules_mean(entry.name),
                     **drift,
                 }

@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from agent.intake import InferenceRequest, bytes_of
+from agent.served_model import ServedModel
 from split.codec.image import prepare_image
+from split.codec.klt import encode_klt
 from split.codec.payload import encode
+from split.errors import CodecError
 from split.ids import CutId
-from split.plan.plan import Placement, Plan
+from split.plan.plan import REENCODED, Placement, Plan
 from split.runtime.engine import Segment, Stop
 from split.tensor import Tensors
 from split.transport.channel import Buffer
@@ -82,8 +85,16 @@ def _pictures_to_tensors(request: InferenceRequest, prepared: Prepared) -> None:
     prepared.inputs, prepared.encoded, prepared.pictures = prepared.inputs | ready, (), prepared.encoded
 
 
-def prepare(request: InferenceRequest, plan: Plan, prepared: Prepared, stop: Stop | None = None) -> None:
-    """All that the device does before a remote plan's bytes leave: picture, head, encoding.
+def prepare(
+    request: InferenceRequest,
+    plan: Plan,
+    prepared: Prepared,
+    stop: Stop | None = None,
+    *,
+    level: int | None = None,
+) -> None:
+    """All that the device does before a remote plan's bytes leave: picture, head, encoding; `level`: the setting of a
+    codec that has some.
 
     `prepared` holds after each step what that step made, so that a later step that fails costs only itself.
     """
@@ -99,10 +110,21 @@ def prepare(request: InferenceRequest, plan: Plan, prepared: Prepared, stop: Sto
         prepared.boundary = {spec.name: made[spec.name] for spec in card.boundary}
         prepared.boundary |= {name: prepared.inputs[name] for name in card.tail_inputs}
         prepared.cut = plan.cut
-    travels = prepared.inputs if prepared.cut is None else prepared.boundary
     with _clocked(prepared.stages_ms, "encode"):
-        assert plan.codec is not None
-        prepared.payload = encode(travels, plan.codec)
+        prepared.payload = _payload(request.model, plan, level, prepared)
+
+
+def _payload(model: ServedModel, plan: Plan, level: int | None, prepared: Prepared) -> Sequence[Buffer]:
+    assert plan.codec is not None
+    if plan.cut is None:
+        pictures = model.images if plan.codec in REENCODED else None
+        return encode(prepared.inputs, plan.codec, pictures=pictures, level=level)
+    if plan.codec != "klt":
+        return encode(prepared.boundary, plan.codec)
+    tables = model.sidecar.tables.get(plan.cut)
+    if tables is None or level is None:
+        raise CodecError(f"model {model.name!r} has no calibration of cut {plan.cut}; run isthmus calibrate")
+    return encode_klt(prepared.boundary, tables, level)
 
 
 def whole(request: InferenceRequest, prepared: Prepared, stop: Stop | None = None) -> Finished:

@@ -47,6 +47,8 @@ class Totals:
     "device")."""
     shadows: Counter[bool] = field(default_factory=Counter)
     """Answers of the companion's that the device compared with its own, by whether they agreed."""
+    checks: dict[str, tuple[int, int, float]] = field(default_factory=dict)
+    """Codec → spot checks of the model that is loaded: how many, how many beyond the bound, mean distance / bound."""
     explored: int = 0
     """Requests whose plan was run to learn something."""
     predicted: dict[str, Ratios] = field(default_factory=dict)

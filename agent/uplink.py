@@ -28,7 +28,7 @@ from agent.dialler import Dial, Dialler, Opened, Unreached
 from agent.first_flight import FirstFlight, Opening
 from agent.golden import Golden
 from agent.interfaces import source_towards
-from agent.openings import Openings
+from agent.openings import KLT, Openings
 from agent.planner import Planner
 from agent.second_lane import SecondLane
 from agent.served_model import ServedModel
@@ -43,6 +43,7 @@ from split.plan.slow_start import SendWindow
 from split.transport.channel import Buffer, Channel, Incoming, LinkFacts, Observation
 from split.transport.retry import Backoff
 from split.wire.messages import (
+    NO_CALIBRATION,
     RENEW_SINCE_MINOR,
     Goodbye,
     Infer,
@@ -373,6 +374,8 @@ class Uplink:
                     self._probe()  # where it was a surprise: a stall, or another link?
             case Refused(request_id=request_id) as refused if request_id:
                 self._waiting.refuse(refused)
+                if refused.code == NO_CALIBRATION:
+                    self._calibrate_again(refused)
             case ModelNeed() | ModelReady() | SegmentReady() | Refused() as answer:
                 if self._openings is not None:
                     self._openings.take(answer)
@@ -393,6 +396,15 @@ class Uplink:
                 self._take_goodbye(reason)
             case other:
                 raise RemoteProtocolError(f"a companion does not send {type(other).__name__}")
+
+    def _calibrate_again(self, refused: Refused) -> None:
+        """The companion cannot read codec klt of a model (it has put the calibration away, or never had this one): no
+        request goes so until it has it again."""
+        for model in self._models.values():
+            if model.digest == refused.digest:
+                self._planner.codec_not_ready(model.name, KLT, refused.message)
+                if self._openings is not None:
+                    self._openings.calibrate(model)
 
     def _take_goodbye(self, reason: str) -> None:
         """Nothing new goes there, whatever it still says; what was sent may still be answered."""

@@ -25,7 +25,7 @@ from cloud.tokens import TokenStore
 from cloud.version import VERSION
 from cloud.workbench import ChildWorkbench
 from split.codec.image import image_fingerprint
-from split.codec.payload import CODECS
+from split.codec.payload import SPOKEN
 from split.errors import ChannelError, ConfigError
 from split.identity.contexts import Identity
 from split.identity.credentials import Credentials
@@ -176,7 +176,7 @@ async def _listen(
             agent=f"isthmus-cloud {VERSION}",
             runtime=runtime,
             max_message_bytes=limits.max_message_bytes,
-            codecs=CODECS,
+            codecs=SPOKEN,
             models=store.held()[:MODELS_TOLD],
             image=image_fingerprint(),
             kernels=kernel_answers(),

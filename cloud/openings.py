@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cloud.calibrations import Calibrations, check_offer, read_offered
 from cloud.companion import Companion
 from cloud.executor import Done, Work
 from cloud.segments import PreparedModel
@@ -89,7 +90,11 @@ class _Offered:
 
     def asked_as(self, offer: ModelOffer) -> bool:
         """Whether `offer`, of the same digest, wants the same golden run."""
-        return (self.offer.dims, self.offer.golden) == (offer.dims, offer.golden)
+        return (self.offer.dims, self.offer.golden, self.offer.calibrates) == (
+            offer.dims,
+            offer.golden,
+            offer.calibrates,
+        )
 
     def is_preparing(self, offer: ModelOffer) -> bool:
         """Whether what is being made ready right now will answer `offer` too."""
@@ -107,6 +112,7 @@ class Openings:
         self._group = group
         self._send = send
         self._offered: dict[str, _Offered] = {}
+        self.calibrations = Calibrations(self._drop)
         self._refused: set[str] = set()
         """Digests whose chunks may still be on their way after a refusal: they are let fall."""
         self._waiting: deque[tuple[ModelOffer | ModelChunk | SegmentOpen, memoryview]] = deque()
@@ -190,6 +196,8 @@ class Openings:
         try:
             if len(self._offered) >= MAX_MODELS and digest not in self._offered:
                 raise Overloaded(f"this session uses {MAX_MODELS} models already; a new connection starts afresh")
+            if offer.calibrates:
+                check_offer(offer)
             self._drop(digest)
             wanted = await self._companion.on_disk(lambda: store.offer(digest, self._device, offer.files, offer.chunks))
         except Exception as error:
@@ -246,6 +254,9 @@ class Openings:
         shared, offer = self._companion, offered.offer
         if not await shared.on_disk(lambda: shared.store.finish(offer.digest, self._device)):
             raise InvalidRequest(f"model {offer.digest} was removed meanwhile; offer it again")
+        if offer.calibrates:
+            await self._calibrate(offered)
+            return
         try:
             await shared.segments.keep_only(shared.store.held)  # older models may have made room for this one
             async with self._at_bench:
@@ -270,6 +281,15 @@ class Openings:
         log.info("model ready device=%s digest=%s whole_ms=%.2f", self._device, offer.digest, whole.expected_ms)
         # image_ms stays 0, unknown: what pictures will come is the contract's, the replies will tell.
         offered.ready = ModelReady(digest=offer.digest, golden=_joined(sample(outputs)), whole_ms=whole.expected_ms)
+        self._send(offered.ready)
+
+    async def _calibrate(self, offered: _Offered) -> None:
+        """The file is whole: no model, but the calibration of one."""
+        offer, store = offered.offer, self._companion.store
+        held = await self._companion.on_disk(lambda: read_offered(store.path(offer.digest), offer))
+        self.calibrations.adopt(offer, held)
+        log.info("calibration ready device=%s digest=%s model=%s", self._device, offer.digest, offer.calibrates)
+        offered.ready = ModelReady(digest=offer.digest, golden=b"", whole_ms=0.0)
         self._send(offered.ready)
 
     def _open(self, wanted: SegmentOpen) -> None:
@@ -367,6 +387,7 @@ class Openings:
         offered = self._offered.pop(digest, None)
         if offered is None:
             return
+        self.calibrations.forget(digest)
         if offered.preparing is not None and offered.preparing is not asyncio.current_task():
             offered.preparing.cancel()
         self._companion.store.release(digest, self._device)

@@ -21,7 +21,8 @@ from cloud.companion import Companion
 from cloud.executor import Work
 from cloud.openings import MAX_TEXT, Opened, Openings, check_feeds, refusal_of
 from split.codec.image import ImageSpec, decoding_bytes, prepare_image
-from split.codec.payload import CODECS, decode, decoded_bytes, encode
+from split.codec.klt import BoundaryTables
+from split.codec.payload import SPOKEN, decode, decoded_bytes, encode
 from split.errors import (
     CompanionRefused,
     ConnectionLost,
@@ -57,6 +58,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+KLT = "klt"
+_DOWN = ("raw", "fp16", "int8")
+"""Codecs of replies: what needs no calibration and no picture."""
 INLINE_BYTES = 1 << 20
 """Raw payloads up to here are decoded and encoded on the event loop: views or at most one copy, about 0.1 ms."""
 TENSORS_BESIDE = 16
@@ -225,6 +229,9 @@ class Session:
             if self._leaving:
                 raise ModelUnavailable(f"the companion takes nothing new: {self._leaving}")
             opened = self._find(infer)
+            tables = None
+            if infer.codec == KLT:
+                tables = self._openings.calibrations.find(infer.digest, infer.cut, incoming.payload)
             size = _held_bytes(infer, incoming.payload, tensors_max=len(opened.feeds) + TENSORS_BESIDE)
             shared.admission.enter(
                 self._device,
@@ -236,7 +243,7 @@ class Session:
             self._refuse_request(infer, refusal_of(error))
             return
         shared.metrics.inflight_bytes.set(shared.admission.inflight_bytes)
-        task = self._group.create_task(self._infer(infer, incoming, opened, size, deadline_at_s))
+        task = self._group.create_task(self._infer(infer, incoming, opened, tables, size, deadline_at_s))
         self._requests[key] = task
         self._idle.clear()
 
@@ -252,7 +259,7 @@ class Session:
     def _find(self, infer: Infer) -> Opened:
         """What this frame asks for, if exactly that was opened here; otherwise it is never answered (I6)."""
         opened = self._openings.find(infer.digest, infer.cut)
-        if infer.codec not in CODECS or infer.output_codec not in CODECS or infer.output_codec == "encoded":
+        if infer.codec not in SPOKEN or infer.output_codec not in _DOWN:
             raise CompanionRefused(
                 "PLAN_MISMATCH",
                 f"codecs {infer.codec[:40]!r} up and {infer.output_codec[:40]!r} down are not both spoken here",
@@ -261,6 +268,8 @@ class Session:
             raise CompanionRefused(
                 "PLAN_MISMATCH", "codec 'encoded' goes with cut 'offload' and says in `encoded` how to read its inputs"
             )
+        if infer.codec == KLT and infer.cut == OFFLOAD_CUT:
+            raise CompanionRefused("PLAN_MISMATCH", "codec 'klt' carries what crosses at a cut, not a model's inputs")
         if not math.isfinite(infer.budget_ms):
             raise InvalidRequest(f"budget_ms must be a finite number, got {infer.budget_ms}")
         unknown = [name for name in infer.outputs if name not in opened.model_outputs]
@@ -270,10 +279,18 @@ class Session:
             )
         return opened
 
-    async def _infer(self, infer: Infer, incoming: Incoming, opened: Opened, size: int, deadline_at_s: float) -> None:
+    async def _infer(
+        self,
+        infer: Infer,
+        incoming: Incoming,
+        opened: Opened,
+        tables: BoundaryTables | None,
+        size: int,
+        deadline_at_s: float,
+    ) -> None:
         try:
             began_at_s = time.monotonic()
-            feeds = await self._decode(infer, incoming.payload, size)
+            feeds = await self._decode(infer, incoming.payload, tables, size)
             _of_this_cut(feeds, infer.cut, opened)
             check_feeds(feeds, opened.feeds)
             decoded_at_s = time.monotonic()
@@ -310,11 +327,11 @@ class Session:
         except Exception as error:
             self._refuse_request(infer, refusal_of(error))
 
-    async def _decode(self, infer: Infer, payload: memoryview, size: int) -> Tensors:
+    async def _decode(self, infer: Infer, payload: memoryview, tables: BoundaryTables | None, size: int) -> Tensors:
         bound = self._companion.decoded_bytes
         if infer.codec == "raw" and size <= INLINE_BYTES:
             return decode(payload, max_bytes=bound)
-        tensors = await _beside(lambda: decode(payload, max_bytes=bound))
+        tensors = await _beside(lambda: decode(payload, max_bytes=bound, tables=tables))
         if not infer.encoded:
             return tensors
         pictures, room = await _beside(lambda: _pictures_in(tensors, infer.encoded))

@@ -10,6 +10,7 @@ import msgspec
 
 from agent.commands.options import add_url_argument
 from agent.http_client import DaemonClient
+from split.plan.rate import misfit_text
 
 BEST: Final = "bbr"
 """The congestion control that Isthmus asks the kernel for."""
@@ -73,6 +74,12 @@ def _lines(status: Mapping[str, Any]) -> Iterator[str]:
         yield row.rstrip()
         for cut, why in sorted((model.get("cuts_not_open") or {}).items()):
             yield f"{'':<28} cut {cut} is not open at the companion: {why}"
+        for codec, why in sorted((model.get("codecs_why_not") or {}).items()):
+            yield f"{'':<28} codec {codec} is not used: {why}"
+        for codec in model.get("calibration_misfit") or ():
+            yield f"{'':<28} {misfit_text(codec, (model.get('calibration_rate') or {}).get(codec, 0.0))}"
+        if model.get("calibration_note"):
+            yield f"{'':<28} {model['calibration_note']}"
         if model.get("accelerators_note"):
             yield f"{'':<28} {model['accelerators_note']}"
         if model.get("cuts_note"):

@@ -28,6 +28,9 @@ from split.profiles.image_spec import ImageSpec
 from split.tensor import NAME_BYTES_MAX, NUMPY_DTYPES, RANK_MAX, Array, Tensors, TensorSpec, dtype_name
 
 CODECS: Final = ("raw", "fp16", "int8", "encoded", *PICTURE_CODECS)
+"""What `encode` knows; klt has an encoder of its own, which needs tables (`split.codec.klt.encode_klt`)."""
+SPOKEN: Final = (*CODECS, "klt")
+"""What this program reads and writes, as its Hello says."""
 
 MAGIC: Final = b"ISTP"
 VERSION: Final = 1

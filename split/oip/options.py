@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,13 +17,17 @@ from split.profiles.contract import PRIVACY_ORDER, Privacy
 Word = TypeVar("Word", bound=str)
 
 MODES: Final = ("auto", "local", "split", "offload")
-CODECS: Final = ("raw", "fp16", "int8", "encoded")
+CODECS: Final = ("raw", "fp16", "int8", "klt", "encoded", "jpeg", "webp")
+PICTURES: Final = ("encoded", "jpeg", "webp")
+"""Of them, those that carry a picture, which only a whole input is."""
 
 MAX_DEADLINE_MS: Final = 3_600_000
 """One hour: a longer wait is a mistake in the unit."""
 MAX_PRIORITY: Final = (1 << 32) - 1
 
-_KNOWN: Final = frozenset(("isthmus.mode", "isthmus.cut", "isthmus.codec", "isthmus.deadline_ms", "isthmus.privacy"))
+_KNOWN: Final = frozenset(
+    ("isthmus.mode", "isthmus.cut", "isthmus.codec", "isthmus.fidelity", "isthmus.deadline_ms", "isthmus.privacy")
+)
 _CUT: Final = re.compile(r"[0-9a-f]{12}")
 
 
@@ -34,6 +39,8 @@ class RequestOptions:
     """Only with mode auto or split."""
     codec: str | None = None
     """One of `CODECS`; not with mode local."""
+    fidelity: float | None = None
+    """A bound closer than the contract's, by its measure; None: the contract's. Which is looser, intake knows."""
     deadline_ms: float | None = None
     """The smaller of `isthmus.deadline_ms` and `timeout` (µs); None when the caller gave neither."""
     privacy: Privacy = "any"
@@ -66,12 +73,15 @@ def isthmus_options(request: OipRequest) -> RequestOptions:
         raise InvalidRequest(f"parameter isthmus.cut does not go with isthmus.mode {mode}; use split or auto")
     if codec is not None and mode == "local":
         raise InvalidRequest("parameter isthmus.codec does not go with isthmus.mode local: nothing travels")
-    if codec == "encoded" and (mode == "split" or cut is not None):
-        raise InvalidRequest("isthmus.codec encoded carries the input as it came; use isthmus.mode offload or auto")
+    if codec in PICTURES and (mode == "split" or cut is not None):
+        raise InvalidRequest(f"isthmus.codec {codec} carries a picture input; use isthmus.mode offload or auto")
+    if codec == "klt" and mode == "offload":
+        raise InvalidRequest("isthmus.codec klt carries what crosses at a cut; use isthmus.mode split or auto")
     return RequestOptions(
         mode=mode,
         cut=None if cut is None else CutId(cut),
         codec=codec,
+        fidelity=_fidelity(parameters.get("isthmus.fidelity")),
         deadline_ms=_deadline_ms(parameters.get("isthmus.deadline_ms"), parameters.get("timeout")),
         privacy=_choice(parameters.get("isthmus.privacy"), "isthmus.privacy", PRIVACY_ORDER) or "any",
         priority=_whole(parameters.get("priority"), "priority", MAX_PRIORITY),
@@ -93,6 +103,14 @@ def _whole(value: object, key: str, most: int) -> int:
     if type(value) is int and 0 <= value <= most:
         return value
     raise InvalidRequest(f"parameter {key} must be a whole number from 0 to {most}, got {shown(value)}")
+
+
+def _fidelity(value: Scalar | None) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool | str) or not 0 <= value < math.inf:
+        raise InvalidRequest(f"parameter isthmus.fidelity must be a finite number, 0 or more, got {shown(value)}")
+    return float(value)
 
 
 def _deadline_ms(deadline_ms: Scalar | None, timeout_us: Scalar | None) -> float | None:

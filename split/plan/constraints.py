@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
 from split.errors import InvalidRequest
 from split.plan.observation import Flags, Observation, RemoteView
-from split.plan.plan import Placement, Plan, RequestFacts
+from split.plan.plan import PICTURE_CODECS, Placement, Plan, RequestFacts
 from split.plan.predict import Prediction, crossing_units, sent_bytes
+from split.plan.rows import MEASURED_BY
 from split.plan.table import LOCAL_ROW, PlanTable
 from split.profiles.contract import PRIVACY_ORDER
 
@@ -74,6 +76,9 @@ def _demands(
         )
     if why_not := remote.encoded_why_not:
         yield table.sends_tensors, lambda row: why_not
+    for codec, why in remote.codecs_why_not.items():
+        if (rows := table.with_codec.get(codec)) is not None:
+            yield ~rows, partial(_said, why)
     if observation.battery_low and table.allowed[_level(facts)][LOCAL_ROW]:
         energy_j = prediction.energy_j
         assert energy_j is not None
@@ -82,6 +87,10 @@ def _demands(
             energy_j <= here,
             lambda row: f"the battery is low, and it would take {energy_j[row]:.3g} J, running here {here:.3g} J",
         )
+
+
+def _said(why: str, row: int) -> str:
+    return why
 
 
 def _part(plan: Plan) -> str:
@@ -142,10 +151,15 @@ def _why_no_plan(table: PlanTable, facts: RequestFacts, mode: Placement | None) 
     """Why no plan of the table is of this kind, and what to do."""
     if mode is Placement.SPLIT and not table.cuts:
         return f"the model cannot be cut ({table.no_cuts_reason or 'it has no cut'}); ask for local or offload"
-    if facts.codec == "encoded":
+    if facts.codec in PICTURE_CODECS:
         if mode is Placement.SPLIT:
-            return "only whole inputs travel encoded, as they came; ask for mode offload"
-        return "the model's contract has no input that comes encoded (data.inputs.encoded); send tensors, as raw"
+            return f"only whole inputs travel as pictures ({facts.codec}); ask for mode offload"
+        if "encoded" not in table.with_codec:
+            return "the model's contract has no input that comes encoded (data.inputs.encoded); send tensors, as raw"
+    if facts.codec in MEASURED_BY:
+        if facts.codec == "klt" and mode is Placement.OFFLOAD:
+            return "only what crosses at a cut travels as klt; ask for mode split"
+        return f"the model has no calibration for it here; {MEASURED_BY[facts.codec]} makes one"
     of_kind = [plan for plan in table.plans if plan.placement is mode and facts.cut in (None, plan.cut)]
     if mode is Placement.SPLIT and not of_kind:
         which = "that cut was" if facts.cut is not None else f"all {len(table.cuts)} cuts of the model were"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -111,6 +111,8 @@ class RemoteView:
     """What may still cross the link this month, both ways together."""
     encoded_why_not: str = ""
     """Why encoded inputs may not travel to this companion (pictures decode differently there); empty when they may."""
+    codecs_why_not: Mapping[str, str] = field(default_factory=dict)
+    """Codec → why it may not be used now, of those that may not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,14 @@ import math
 from typing import Final
 
 
+def misfit_text(codec: str, ratio: float) -> str:
+    """What is said of a codec whose `Rate.misfit` is set."""
+    return (
+        f"live inputs do not fit the calibration: codec {codec} sends {ratio:.2f} times the bytes of its curve; run "
+        "isthmus calibrate with inputs like the live ones"
+    )
+
+
 class Rate:
     """Of one codec of one model: mean and variance of sent / expected bytes over the last fifty payloads or so."""
 

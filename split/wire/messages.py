@@ -20,6 +20,9 @@ CREDIT_SINCE_MINOR = 1
 RENEW_SINCE_MINOR = 1
 """One that knows `Renew`."""
 
+NO_CALIBRATION = "NO_CALIBRATION"
+"""Code of a refused Infer of codec `klt`: the companion has not the calibration that its payload names."""
+
 LANES = ("", "urgent", "bulk")
 """Of a Hello: the only connection of its session, the first of two, the second."""
 
@@ -77,6 +80,9 @@ class ModelOffer(_Meta, tag="model-offer", frozen=True, kw_only=True):
     chunks: bytes = b""
     """The files, one after the other, as pieces that other models may have too: for each 4 bytes of size
     (little-endian) and 32 of SHA-256. Sent once the companion has said that it does not hold the model."""
+    calibrates: str = ""
+    """Digest of the model whose calibration this is: one file, for reading payloads of codec `klt`, and no model.
+    Answered as an offer is, the `ModelReady` without times. Only to a companion whose Hello names that codec."""
 
 
 class ModelNeed(_Meta, tag="model-need", frozen=True, kw_only=True):

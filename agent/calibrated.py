@@ -1,0 +1,112 @@
+"""A model's sidecar as the device uses it: its curves become codecs of the profile, which is what plans are made of.
+
+Read when the model is loaded; one that cannot be used costs the codecs that need it, never the model.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from split.codec.calibration import CALIBRATION_FILE, FILE_BYTES_MAX, Calibration, decode_calibration
+from split.codec.klt import BoundaryTables
+from split.errors import InvalidCalibration
+from split.graph.card import CutCard, ModelCard
+from split.ids import CutId, ModelDigest
+from split.profiles.measured import CodecCosts, ModelProfile, Point
+
+log = logging.getLogger(__name__)
+
+MS_PER_RAW_BYTE: Final = 0.5 / (4 * 16_000)
+"""Encoding or decoding where the profile has not measured it: half a millisecond for 16,000 FP32 coefficients, which
+the first requests correct (`split/plan/message_cost.py`)."""
+
+WITH_SETTINGS: Final = ("klt", "jpeg", "webp")
+"""Codecs that a calibration alone has curves of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sidecar:
+    """What lay beside the model file when the model was loaded; the file may have become another one since."""
+
+    calibration: Calibration | None = None
+    """None where nothing lies there, or nothing that can be used."""
+    data: bytes = b""
+    """The file, which the companion must have as it is."""
+    tables: Mapping[CutId, BoundaryTables] = field(default_factory=dict)
+    """Its cuts, ready for coding."""
+    note: str = ""
+    """Why what lies there is not used; "" otherwise."""
+
+
+NO_SIDECAR: Final = Sidecar()
+
+
+def sidecar_beside(model_path: Path, digest: ModelDigest) -> Sidecar:
+    """Read it, checked in full."""
+    path = model_path.with_name(CALIBRATION_FILE)
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+        calibration = decode_calibration(data, digest)
+        tables = {cut: BoundaryTables(found, calibration.digest) for cut, found in calibration.tables.items()}
+        return Sidecar(calibration=calibration, data=data, tables=tables)
+    except FileNotFoundError:
+        return NO_SIDECAR
+    except OSError as error:
+        note = f"{path} cannot be read and is not used: {error.strerror or error}"
+    except InvalidCalibration as error:
+        note = f"{path}: {error}"
+    log.warning("%s", note)
+    return Sidecar(note=note)
+
+
+def calibrated(card: ModelCard, profile: ModelProfile, calibration: Calibration | None) -> ModelProfile:
+    """The same profile with what the sidecar says: `klt` at each cut that it has, the picture codecs for offloading;
+    without a sidecar, without them.
+
+    Times are as profiled, where they were. A cut whose tables are of other tensors than cross there has none.
+    """
+    curves = {} if calibration is None else calibration.curves
+    pictures = {} if calibration is None else calibration.pictures
+    cards = {cut.id: cut for cut in card.cuts}
+    cuts = []
+    for cut in profile.cuts:
+        fits = calibration is not None and cut.cut in curves and _fits(card, cards.get(cut.cut), calibration)
+        curve = curves[cut.cut].points if fits else ()
+        cuts.append(msgspec.structs.replace(cut, codecs=_with(cut.codecs, {"klt": curve} if curve else {})))
+    inputs = _with(profile.input_codecs, {codec: curve.points for codec, curve in pictures.items()})
+    return msgspec.structs.replace(profile, cuts=tuple(cuts), input_codecs=inputs)
+
+
+def _fits(card: ModelCard, cut: CutCard | None, calibration: Calibration) -> bool:
+    """Whether the tables are of what crosses at this cut."""
+    if cut is None:
+        return False
+    inputs = {spec.name: spec for spec in card.inputs}
+    crossing = [*cut.boundary, *(inputs[name] for name in cut.tail_inputs)]
+    tables = [tensor.spec for tensor in calibration.tables[cut.id].tensors]
+    return [(one.name, one.dtype) for one in tables] == [(one.name, one.dtype) for one in crossing]
+
+
+def _with(codecs: tuple[CodecCosts, ...], curves: Mapping[str, tuple[Point, ...]]) -> tuple[CodecCosts, ...]:
+    """The codecs that have no settings, and those with these curves."""
+    known = {codec.codec: codec for codec in codecs}
+    raw = known.get("raw")
+    guess_ms = MS_PER_RAW_BYTE * raw.bytes if raw is not None else 0.0
+    plain = tuple(codec for codec in codecs if codec.codec not in WITH_SETTINGS)
+    return plain + tuple(
+        CodecCosts(
+            codec=name,
+            bytes=round(min(point.mean_bytes for point in curve)),
+            encode_ms=known[name].encode_ms if name in known else guess_ms,
+            decode_ms=known[name].decode_ms if name in known else guess_ms,
+            curve=curve,
+        )
+        for name, curve in curves.items()
+    )

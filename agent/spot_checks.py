@@ -1,0 +1,78 @@
+"""Live spot checks: one in so many answers that came over a lossy codec is computed once more, unsplit, by an idle
+device (`reruns.py`), and held against the contract's bound of fidelity.
+
+Where the mean of what is found is over it (`split/plan/kept.py`), that is said (log, `isthmus status`, metrics), and
+the codec is not used for the model until it is loaded anew: calibrated again, mostly.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from weakref import WeakKeyDictionary
+
+from agent.intake import InferenceRequest
+from agent.journal import Journal, Outcome
+from agent.planner import Planner
+from agent.reruns import Reruns
+from agent.served_model import ServedModel
+from split.codec.fidelity import divergence
+from split.plan.kept import Kept
+from split.plan.plan import LOSSLESS_CODECS
+from split.tensor import Tensors
+
+log = logging.getLogger(__name__)
+
+
+class _Checked:
+    def __init__(self) -> None:
+        self.since = 0
+        """Answers since the last one that was compared."""
+        self.kept = Kept()
+
+
+class SpotChecks:
+    """Lives on the event loop, as long as the daemon. `every`: one in so many answers, per model and codec; 0: none."""
+
+    def __init__(self, *, every: int, planner: Planner, journal: Journal, reruns: Reruns) -> None:
+        self._every = every
+        self._planner = planner
+        self._journal = journal
+        self._reruns = reruns
+        self._checked: WeakKeyDictionary[ServedModel, dict[str, _Checked]] = WeakKeyDictionary()
+        """By codec; gone with the model, as what it forbids."""
+
+    def answered(self, request: InferenceRequest, outcome: Outcome, whole_ms: Callable[[], float]) -> None:
+        """A request is answered, and its answer on its way; `whole_ms`: what the whole would take here, opening in.
+        One that is due and finds the device busy leaves its turn to the next."""
+        codec = outcome.ran.codec
+        if not self._every or codec is None or codec in LOSSLESS_CODECS:
+            return
+        checked = self._checked.setdefault(request.model, {}).setdefault(codec, _Checked())
+        checked.since += 1
+        if checked.since < self._every or checked.kept.broken:
+            return
+        then = partial(self._compared, request, codec, checked.kept)
+        if self._reruns.begin(request, outcome, whole_ms(), partial(_distance, request, outcome), then):
+            checked.since = 0
+
+    def _compared(self, request: InferenceRequest, codec: str, kept: Kept, distance: float) -> None:
+        model, fidelity = request.model, request.model.contract.data.fidelity
+        bound = fidelity.bound if request.facts.fidelity is None else request.facts.fidelity
+        broken = kept.checked(distance, bound)
+        self._journal.checked(model.name, codec, kept)
+        if broken:
+            why = (
+                f"live answers over codec {codec} are {kept.mean_ratio:.2f} times as far from the unsplit model's as "
+                f"the bound allows ({fidelity.measure} {fidelity.bound:g}; mean of {kept.seen} spot checks); calibrate "
+                "with inputs like the live ones, then load the model again"
+            )
+            log.warning("model=%s %s", model.name, why)
+            self._planner.codec_broken(model.name, codec, why)
+
+
+def _distance(request: InferenceRequest, outcome: Outcome, expected: Tensors) -> float:
+    """Of the outputs that were asked for, the farthest off, by the contract's measure."""
+    measure = request.model.contract.data.fidelity.measure
+    return max(divergence(measure, outcome.outputs[name], wanted) for name, wanted in expected.items())
