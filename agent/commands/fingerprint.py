@@ -13,6 +13,7 @@ from agent.commands.profile import add_cache_argument, cache_folder, progress_ba
 from agent.fingerprint import Fingerprint, take_fingerprint, take_full
 from agent.fingerprint_file import fingerprint_key, keep, kept
 from agent.sensors import throttled
+from split.codec.core import core_in_use
 from split.profiles.rates import KINDS, Rate
 from split.runtime.machine import read_machine
 
@@ -32,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
     fingerprint = known_fingerprint(args, full=args.full, again=args.again)
     if args.json:
         shown = msgspec.to_builtins(fingerprint) | {"digest": fingerprint.digest, "unusable": fingerprint.unusable}
+        shown["codec_core"] = core_in_use()
         print(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())
     else:
         for label, value in _lines(fingerprint):
@@ -74,6 +76,7 @@ def _lines(device: Fingerprint) -> Iterator[tuple[str, str]]:
     yield "memory", f"{device.memory_bytes / 2**30:.1f} GiB, copies {device.memory_gb_per_s:.1f} GB/s"
     yield "compute", f"{device.gemm_gflops:.0f} GFLOP/s (float32 matrix product)"
     yield "runtime", f"{device.runtime}: {', '.join(device.providers)}"
+    yield "codec klt", core_in_use()
     if device.rates is not None:
         for kind in KINDS:
             rate: Rate = getattr(device.rates, kind)

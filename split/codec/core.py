@@ -67,7 +67,7 @@ class Native:
     """`Core` by the compiled library. Calls release the interpreter's lock."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self.name = f"compiled, ABI {ABI}"
+        self.name = f"compiled (ABI {ABI})"
         arrays = (c_void_p,)
         self._forward = library.klt_forward
         self._forward.argtypes = (POINTER(_Map), *arrays * 2, c_float, *arrays * 4)
@@ -189,11 +189,20 @@ def load(path: Path = LIBRARY) -> Native | str:
 
 @cache
 def core() -> Core:
-    """What this process codes with; says once in the log when it is not the compiled core."""
-    if os.environ.get(VARIABLE) == "0":
-        return Fallback()
-    found = load()
+    """What this process codes with; says once in the log when that is plain Python and nobody asked for it."""
+    found = _chosen()
     if isinstance(found, str):
-        log.warning("codec klt runs in plain Python, ten to thirty times slower: %s", found)
+        if os.environ.get(VARIABLE) != "0":
+            log.warning("codec klt runs in plain Python, ten to thirty times slower: %s", found)
         return Fallback()
     return found
+
+
+def core_in_use() -> str:
+    """Which core a process with this environment codes with, and why where it is not the compiled one."""
+    found = _chosen()
+    return f"{Fallback.name}: {found}" if isinstance(found, str) else found.name
+
+
+def _chosen() -> Native | str:
+    return f"{VARIABLE}=0 in the environment" if os.environ.get(VARIABLE) == "0" else load()

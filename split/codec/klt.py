@@ -33,7 +33,7 @@ LEVELS_KEPT: Final = 8
 ELEMENTS_MAX: Final = 2**48
 
 _PREAMBLE: Final = struct.Struct(f"<4sBB{KEY_BYTES}s")
-_VARINT_BYTES_MAX: Final = 7
+_VARINT_BYTES_MAX: Final = 8
 _HALF_LARGEST: Final = 65504.0
 
 

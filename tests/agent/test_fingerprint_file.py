@@ -246,7 +246,7 @@ def test_the_command_measures_once_and_shows_what_is_kept_until_asked_again(
         shown.append(json.loads(captured.out))
     assert measured == 2
     assert shown[0]["gemm_gflops"] == shown[1]["gemm_gflops"]
-    assert {"rates", "disk_read_mb_per_s", "sensors", "unusable", "digest"} <= shown[0].keys()
+    assert {"rates", "disk_read_mb_per_s", "sensors", "unusable", "digest", "codec_core"} <= shown[0].keys()
     assert shown[0]["rates"] is None
 
 

@@ -6,6 +6,7 @@ By the fallback; every implementation must give and read them (test_codec_klt_st
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,8 +15,10 @@ import numpy as np
 from split.codec.calibration import Klt
 from split.codec.fallback import Fallback
 from split.codec.transform import level_of
+from tests.split.klt_world import DIGEST
 
 FILE: Final = Path(__file__).with_name("klt_golden.json")
+PAYLOAD_FILE: Final = FILE.with_name("klt_golden_payload.json")
 EXTREMES: Final = (0, 1, -1, 2, -3, 30, -31, 32, 1000, -4096, 65535, 1 << 20, -(1 << 20))
 
 
@@ -76,6 +79,33 @@ def vectors() -> list[dict[str, Any]]:
     ]
 
 
+def payload() -> dict[str, Any]:
+    """A whole one: a map of two images with open batch, and a mask; its values by cosines in double precision."""
+    scales = np.array(falling(3, 2, 2, 150, 4), np.uint8)
+    mean = [0.5, -1.0, 2.0]
+    klt = replace(klt_with(scales), layout="NHWC", mean=np.array(mean, np.float32))
+    level = level_of(klt, 128)
+    q = np.random.default_rng(9).integers(-4, 5, (4, 2 * 2 * 2, 3)).astype(np.int32)
+    stream = Fallback().pack(level.full, q)
+    assert len(stream) < 128, "one byte says so"
+    entry = bytes([3, 2, len(stream)])
+    # 390 bytes decoded: 4 · 96 coefficients, which are more than the 72 values, and 6 of the mask
+    data = b"ISTK" + bytes([1, 128]) + bytes.fromhex(DIGEST[:16]) + bytes([0x86, 0x03]) + entry + bytes([0, 6])
+    values = np.sign(q) * (np.abs(q) + level.bias[:, None].astype(float)) * (q != 0)  # [uv, blocks, components]
+    half = np.array([[1, 1], [1, -1]]) / np.sqrt(2)
+    pixels = np.einsum("ur,vs,uvnyxc->nyrxsc", half, half, values.reshape(2, 2, 2, 2, 2, 3)).reshape(2, 4, 4, 3)
+    x = (pixels[:, :3] + mean).round(7)
+    mask = [[True, False, False], [True, True, False]]
+    return {
+        "scales": scales.tolist(),
+        "mean": mean,
+        "mask": mask,
+        "x": x.tolist(),
+        "payload": (data + stream + np.array(mask).tobytes()).hex(),
+    }
+
+
 if __name__ == "__main__":
     lines = ",\n".join(json.dumps(vector, separators=(",", ":")) for vector in vectors())
     FILE.write_text(f"[\n{lines}\n]\n")
+    PAYLOAD_FILE.write_text(json.dumps(payload(), separators=(",", ":")) + "\n")
