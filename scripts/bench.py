@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
+import itertools
 import json
 import os
 import platform
@@ -24,6 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 from scripts.models import Unavailable
+
+ALIKE_MIN, COLUMNS_MAX = 3, 9
+"""So many rows of the same keys in a row are shown as a table, unless that would be wider than a screen."""
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 
@@ -75,10 +79,22 @@ def show(console: Console, report: dict[str, Any], took_s: float) -> None:
         met = "[green]yes[/]" if figure["met"] else "[red]no[/]"
         table.add_row(figure["name"], f"{figure['value']:.4g}", figure["unit"], figure["reach"], met)
     console.print(table)
-    for row in report["rows"]:
-        cells = (f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items())
-        console.print("  " + ", ".join(cells), highlight=False)
+    for keys, group in itertools.groupby(report["rows"], key=tuple):
+        rows = list(group)
+        if len(rows) >= ALIKE_MIN and len(keys) <= COLUMNS_MAX:
+            alike = Table(*(key.replace("_", " ") for key in keys), box=None)  # so that long ones wrap
+            alike.columns[0].no_wrap = True
+            for row in rows:
+                alike.add_row(*map(_cell, row.values()))
+            console.print(alike, highlight=False)
+            continue
+        for row in rows:
+            console.print("  " + ", ".join(f"{key} {_cell(value)}" for key, value in row.items()), highlight=False)
     console.print(f"{took_s:.0f} s", style="dim")
+
+
+def _cell(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def main() -> int:

@@ -4,15 +4,21 @@
 A plan that did not run for real in a cell is charged the sum of its stages, as much larger or smaller as the oracle was
 than its own sum; the share of such requests is labelled `modelled`. What a policy tries while it learns is not charged,
 as `auto`'s is not.
+
+Misses, bytes and joules are the simulator's, of the same requests with a deadline (`DEADLINE`): whoever is late is
+finished on the device, which costs twice. Nobody's power was measured: it is that of `DEVICE` and `RADIO`, whatever ran
+the stages, so that the joules compare policies and say little of any one device.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from agent.replay import world as replay
+from agent.replay.known import Known
 from agent.replay.policies.field import FIELD
 from agent.replay.policies.fixed import Fixed
 from agent.replay.simulate import simulate
@@ -20,7 +26,11 @@ from scripts.benches.figure import percentile
 from scripts.benches.regret_cells import Cell, Subject
 from scripts.benches.regret_oracle import Measured
 from scripts.benches.regret_stages import Offer, Stages, Sums
+from scripts.lab_pair import Conditions
 from split.plan.plan import Placement, Plan
+from split.plan.power import Power, modelled
+from split.profiles.device import load_device
+from split.profiles.radio import RADIOS, LinkKind
 
 REQUESTS: Final = 90
 LEARN: Final = 60
@@ -30,8 +40,29 @@ JITTER: Final = 0.05
 APART: Final = 3.0
 """Requests are so many times the slowest plan apart: none waits for another."""
 
+DEADLINE: Final = 2.0
+"""Times what the fastest plan of a cell takes, where misses are counted: whoever is off by so much is of no use."""
+DEVICE: Final = "raspberry-pi-4"
+RADIO: Final = LinkKind.WIFI
+
 OURS: Final = ("ours", "ours, without hedges", "oracle")
 """Of the simulator's policies: they ran for real here, and requests that are apart are not hedged."""
+
+Make = Callable[[replay.World, Mapping[str, Known]], replay.Policy]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """One policy in one cell, a request in the mean."""
+
+    ms: float
+    regret: float
+    modelled: float
+    """Share of requests whose plan never ran for real there."""
+    missed: float
+    """Share; this and what follows are modelled."""
+    bytes: float
+    joules: float
 
 
 class Costs:
@@ -52,20 +83,29 @@ class Costs:
 
 
 def compare(measured: Sequence[Measured], offers: Mapping[Subject, Offer], sums: Sums) -> list[dict[str, Any]]:
-    """A row for each policy, the least mean first; `isthmus` is the chosen plan, `isthmus auto` every request."""
+    """A row for each policy, the least mean regret first; `isthmus` is the chosen plan, `isthmus auto` every request.
+    The last row says what is modelled."""
     costs = {one.cell: Costs(one) for one in measured}
     worlds = {one.cell: world_of(one.cell, offers[one.cell.subject], sums.stages(one.cell)) for one in measured}
-    rows = [
-        _row("isthmus", [one.regret for one in measured], 0.0),
-        _row("isthmus auto", [one.auto_regret for one in measured], 0.0),
-    ]
     known = {str(cell.subject): offers[cell.subject].known for cell in costs}
     static = best_static(costs, worlds)
-    field = {name: make for name, make in FIELD.items() if name not in OURS}
-    for name, make in {**field, "best static plan": lambda *_: Fixed("best static plan", static)}.items():
-        charged = [_charged(make(world, known), world, costs[cell]) for cell, world in worlds.items()]
-        rows.append(_row(name, [ratio for ratio, _ in charged], statistics.fmean(share for _, share in charged)))
-    return sorted(rows, key=lambda row: float(row["mean_regret"]))
+    field: dict[str, Make] = {name: make for name, make in FIELD.items() if name not in OURS}
+    field["best static plan"] = lambda *_: Fixed("best static plan", static)
+    rows = [
+        _row(name, [_scored(make, world, known, costs[cell]) for cell, world in worlds.items()])
+        for name, make in field.items()
+    ]
+    ran: dict[str, list[Scored]] = {"isthmus": [], "isthmus auto": [], "oracle": []}
+    for one in measured:
+        world, cost = worlds[one.cell], costs[one.cell]
+        chosen = Fixed("isthmus", {str(one.cell.subject): one.chosen})
+        ran["isthmus"].append(_ran(one.regret, chosen, world, cost))
+        ran["isthmus auto"].append(_ran(one.auto_regret, FIELD["ours"](world, known), world, cost))
+        ran["oracle"].append(_ran(1.0, FIELD["oracle"](world, known), world, cost))
+    rows += [_row(name, scored) for name, scored in ran.items()]
+    rows.sort(key=lambda row: float(row["mean_regret"]))
+    source = f"device profile {DEVICE}, {RADIO.value} at each cell's rate"
+    return [*rows, {"misses, bytes, joules": f"simulated, deadline {DEADLINE:g} × the fastest plan; power of {source}"}]
 
 
 def best_static(costs: Mapping[Cell, Costs], worlds: Mapping[Cell, replay.World]) -> dict[str, Plan]:
@@ -98,6 +138,7 @@ def world_of(cell: Cell, offer: Offer, stages: Mapping[Plan, Stages]) -> replay.
         ],
         slowdown=cell.slowdown,
         jitter=JITTER,
+        power=power_of(link, offer.profile.threads),
     )
 
 
@@ -118,20 +159,63 @@ def as_replayed(plan: Plan, one: Stages, picture_ms: float, slowdown: float) -> 
     )
 
 
-def _charged(policy: replay.Policy, world: replay.World, costs: Costs) -> tuple[float, float]:
-    """Regret of the requests that count, and the share of them whose plan never ran for real."""
-    charged = [costs.of(outcome.plan) for outcome in simulate(world, policy)[LEARN:]]
-    return (
-        statistics.fmean(ms for ms, _ in charged) / costs.oracle_ms,
-        statistics.fmean(modelled for _, modelled in charged),
+def _scored(make: Make, world: replay.World, known: Mapping[str, Known], costs: Costs) -> Scored:
+    """Over the requests that count."""
+    charged = [costs.of(outcome.plan) for outcome in simulate(world, make(world, known))[LEARN:]]
+    ms = statistics.fmean(ms for ms, _ in charged)
+    missed, bytes_, joules = _beside_time(make(world, known), world)
+    return Scored(
+        ms=ms,
+        regret=ms / costs.oracle_ms,
+        modelled=statistics.fmean(modelled for _, modelled in charged),
+        missed=missed,
+        bytes=bytes_,
+        joules=joules,
     )
 
 
-def _row(name: str, regrets: Sequence[float], modelled: float) -> dict[str, Any]:
+def _ran(regret: float, policy: replay.Policy, world: replay.World, costs: Costs) -> Scored:
+    """What ran for real; `policy`: the same in the simulator."""
+    missed, bytes_, joules = _beside_time(policy, world)
+    return Scored(ms=regret * costs.oracle_ms, regret=regret, modelled=0.0, missed=missed, bytes=bytes_, joules=joules)
+
+
+def _beside_time(policy: replay.Policy, world: replay.World) -> tuple[float, float, float]:
+    """(share that missed, bytes, joules) of the requests that count, where each has a deadline."""
+    deadline_ms = DEADLINE * fastest_ms(world)
+    arrivals = [replace(arrival, deadline_ms=deadline_ms) for arrival in world.arrivals]
+    counted = simulate(replace(world, arrivals=arrivals), policy)[LEARN:]
+    return (
+        statistics.fmean(one.missed for one in counted),
+        statistics.fmean(one.bytes for one in counted),
+        statistics.fmean(one.joules for one in counted),
+    )
+
+
+def fastest_ms(world: replay.World) -> float:
+    """What the fastest plan takes, as simulated without scatter."""
+    (model, plans), first = next(iter(world.models.items())), world.arrivals[0]
+    usable = [plan for plan in plans if plan.codec != "encoded" or first.encoded_bytes]
+    calm = replace(world, arrivals=[first], jitter=0.0)
+    return min(simulate(calm, Fixed("", {model: plan}))[0].total_ms for plan in usable)
+
+
+def power_of(link: Conditions, threads: int) -> Power:
+    """Of a `DEVICE` that computes on so many threads and sends over such a link."""
+    return modelled(load_device(DEVICE), threads, RADIOS[RADIO]).at(link.rate_mbit, link.rate_mbit, threads=threads)
+
+
+def _row(name: str, scored: Sequence[Scored]) -> dict[str, Any]:
+    """Means over the cells."""
+    regrets = [one.regret for one in scored]
     return {
         "policy": name,
+        "mean_ms": statistics.fmean(one.ms for one in scored),
         "mean_regret": statistics.fmean(regrets),
-        "p95_regret": percentile(list(regrets), 0.95),
+        "p95_regret": percentile(regrets, 0.95),
         "worst_regret": max(regrets),
-        "modelled": modelled,
+        "modelled": statistics.fmean(one.modelled for one in scored),
+        "missed_modelled": statistics.fmean(one.missed for one in scored),
+        "bytes_modelled": statistics.fmean(one.bytes for one in scored),
+        "joules_modelled": statistics.fmean(one.joules for one in scored),
     }

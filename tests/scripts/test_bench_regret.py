@@ -170,7 +170,8 @@ def test_every_policy_of_the_field_is_charged_in_every_cell() -> None:
     cell = Cell(subject=subject, link=Conditions(rate_mbit=10, rtt_ms=20), slowdown=5.0)
     one = measured({str(LOCAL): [100.0] * 4, str(SPLIT): [50.0] * 4, AGAIN: [50.0] * 4, AUTO: [55.0] * 4}, SPLIT)
     one.cell, one.sums_ms = cell, {SPLIT: 60.0, LOCAL: 100.0, OFFLOAD: 600.0}
-    rows = regret_policies.compare([one], {subject: Offer(subject, known)}, _Sums(stages))
+    *rows, said = regret_policies.compare([one], {subject: Offer(subject, known)}, _Sums(stages))
+    assert "raspberry-pi-4" in str(said)
     found = {row["policy"]: row["mean_regret"] for row in rows}
     assert found["isthmus"] == 1.0
     assert found["isthmus auto"] == pytest.approx(1.1)
@@ -179,6 +180,25 @@ def test_every_policy_of_the_field_is_charged_in_every_cell() -> None:
     assert found["best static plan"] == 1.0
     assert {"two-way rule", "Neurosurgeon", "DADS", "ANS", "threshold with hysteresis"} <= found.keys()
     assert {row["policy"]: row["modelled"] for row in rows}["offload raw"] == 1.0
+    by_name = {row["policy"]: row for row in rows}
+    assert found["oracle"] == 1.0
+    assert by_name["isthmus"]["mean_ms"] == pytest.approx(50.0)
+    assert by_name["isthmus auto"]["mean_ms"] == pytest.approx(55.0)
+    # 20 here, 4 there, 16 + 3.2 on the link, a round trip of 20: 63.2; a deadline of twice that is no use to raw, whose
+    # 480 ms on the link end here (100 ms) behind it. What is sent until then at most: 10 Mbit/s for so long.
+    assert by_name["isthmus"]["bytes_modelled"] == 24_000
+    assert by_name["local"]["bytes_modelled"] == 0
+    assert 0 < by_name["offload raw"]["bytes_modelled"] <= 126.4 * 1250
+    assert by_name["local"]["missed_modelled"] == by_name["isthmus"]["missed_modelled"] == 0.0
+
+
+def test_joules_are_a_device_profile_s_times_what_a_request_takes_of_it() -> None:
+    # A Raspberry Pi 4 draws 3.0 W idle and 7.2 W on all its four cores (profiles/devices/raspberry-pi-4.yaml).
+    power = regret_policies.power_of(Conditions(rate_mbit=10, rtt_ms=20), threads=4)
+    assert power.compute_w == pytest.approx(4.2)
+    # Wi-Fi at 10 Mbit/s (Huang et al. 2012, table 4): 283.17 mW for each, and 132.86 beside.
+    assert power.send_w == pytest.approx(2.9646, abs=1e-4)
+    assert not power.measured
 
 
 def stage(head_ms: float = 0.0, tail_ms: float = 0.0, up_bytes: int = 0) -> Stages:
