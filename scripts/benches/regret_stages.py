@@ -8,12 +8,13 @@ is what the planner is held against.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -215,9 +216,27 @@ def _spread(plans: Sequence[Plan]) -> list[Plan]:
     return others + [plan for start in range(5) for plan in splits[start::5]]
 
 
-def _measured(client: Client, offer: Offer, plan: Plan) -> dict[str, float]:
+def measured_now(pair: LabPair, offer: Offer, plans: Iterable[Plan], *, runs: int) -> dict[Plan, Stages]:
+    """What these plans take at this moment over a fast link, at the device's speed as it is; not kept. Plans that do
+    not run are left out."""
+    pair.condition(FAST)
+    found = {}
+    with pair.client() as client:
+        for plan in plans:
+            with contextlib.suppress(Refused):
+                found[plan] = _stages(offer, plan, _measured(client, offer, plan, runs), 1.0)
+    return found
+
+
+def median_stages(measured: Sequence[Stages]) -> Stages:
+    """Of one plan, stage by stage."""
+    numbers = {field.name: [getattr(one, field.name) for one in measured] for field in fields(Stages)}
+    return Stages(**{name: statistics.median_low(found) for name, found in numbers.items()})
+
+
+def _measured(client: Client, offer: Offer, plan: Plan, runs: int = RUNS) -> dict[str, float]:
     """Medians of its stages; Refused where it does not run."""
-    answers = _answers(client, offer, plan, RUNS)
+    answers = _answers(client, offer, plan, runs)
     stages = {stage for answer in answers for stage in answer.timings_ms} - {"total"}
     found = {stage: statistics.median(one.timings_ms.get(stage, 0.0) for one in answers) for stage in stages}
     found["overhead"] = statistics.median(

@@ -3,8 +3,10 @@ against the two-way rule {local, offload as it came} on the same trace.
 
 Real daemon, real companion, an emulated link between (`scripts/lab_pair.py`); link and load follow the traces of
 `agent/replay/traces.py` in real time. One caller asks at a steady pace; the rule runs through the same daemon, by
-forced plans. The oracle is no run: for each request the measured stages of every plan (those of `regret`) are replayed
-through the known trace from the moment that the request came, and the least of them is the best.
+forced plans. The oracle is no run: for each request the measured stages of every plan are replayed through the known
+trace from the moment that the request came, and the least of them is the best. Those of `regret` say which plans; what
+they take is measured before the first trace, between traces and after the last, and the median counts: stages of
+another hour made local up to 20 % longer than it was.
 """
 
 from __future__ import annotations
@@ -26,7 +28,16 @@ from scripts.benches import regret, trace_plot
 from scripts.benches.figure import Figure
 from scripts.benches.regret_cells import LINKS, SUBJECTS, Cell
 from scripts.benches.regret_cells import QUICK as PREPARED
-from scripts.benches.regret_stages import PAUSE_S, Offer, Sums, offers_of, wait_until_open
+from scripts.benches.regret_stages import (
+    PAUSE_S,
+    Offer,
+    Sums,
+    measured_now,
+    median_stages,
+    offers_of,
+    wait_until_open,
+)
+from scripts.benches.regret_stages import Stages as Measured
 from scripts.benches.trace_course import driven
 from scripts.client import Answer, Client, Refused
 from scripts.lab_pair import Conditions, LabPair, lab_pair
@@ -48,6 +59,8 @@ NEAR: Final = 1.10
 STEP: Final = 1.5
 """A value of the trace that changes by so much at once is a step."""
 WARM_S: Final = 3.0
+STAGE_RUNS: Final = 2
+"""Of each plan, each time that the stages are measured: three requests with the one that warms up, 4 s for the pool."""
 
 SCALE, SCALE_QUICK = 0.5, 0.25
 """The traces' seconds last so long: their steps are as steep, the time between them shorter."""
@@ -111,17 +124,20 @@ def run(*, quick: bool, plot: Path | None = None) -> tuple[list[Figure], list[di
     offers = offers_of(FOLDER, [SUBJECT])
     offer, scale = offers[SUBJECT], SCALE_QUICK if quick else SCALE
     replay = Replay(offer, Sums(FOLDER, offers))
-    names = QUICK if quick else tuple(traces.TRACES)
-    ran: list[Ran] = []
+    courses = {name: _scaled(traces.TRACES[name](), scale) for name in (QUICK if quick else traces.TRACES)}
+    asked: dict[tuple[str, str], Sequence[Asked]] = {}
     with lab_pair(FOLDER, FOLDER / "models", name=LAB) as pair:
         pair.start_agent(slowdown=SLOWDOWN)
         wait_until_open(pair, offers)
-        for name in names:
-            course = _scaled(traces.TRACES[name](), scale)
+        replay.measure(pair)
+        for name, course in courses.items():
             for policy in ("ours", "two-way rule"):
-                asked = _ask_through(pair, offer, course, policy, replay)
-                ran.append(replay.judged(name, policy, course, asked))
-                print(_line(ran[-1]), flush=True)
+                asked[name, policy] = one = _ask_through(pair, offer, course, policy, replay)
+                waited_ms = statistics.fmean(request.took_ms for request in one)
+                print(f"{name}, {policy}: {waited_ms:.1f} ms", flush=True)
+            replay.measure(pair, [one.plan for one in asked[name, "ours"]])
+    ran = [replay.judged(name, policy, courses[name], answers) for (name, policy), answers in asked.items()]
+    print(*map(_line, ran), sep="\n", flush=True)
     if plot is not None:
         trace_plot.draw(ran, plot)
     return figures(ran), [_row(one) for one in ran]
@@ -147,16 +163,28 @@ class Replay:
     """The measured stages of the subject's plans, through any moment of a trace."""
 
     def __init__(self, offer: Offer, sums: Sums) -> None:
-        self._encoded_bytes = offer.encoded_bytes
+        self._offer = offer
         cells = [Cell(subject=SUBJECT, link=link, slowdown=SLOWDOWN) for link in LINKS]
         ranked = [list(sums.of(cell)) for cell in cells]
-        measured = sums.stages(cells[0])
-        ends = [plan for plan in measured if plan.placement is not Placement.SPLIT]
+        self._kept = sums.stages(cells[0])
+        ends = [plan for plan in self._kept if plan.placement is not Placement.SPLIT]
         # The best over each of the links: what the traces lead through lies between them.
         splits = [plan for place in range(POOL) for plans in ranked for plan in plans[place : place + 1]]
-        pool = list(dict.fromkeys([*ends, *splits]))[: POOL + len(ends)]
+        self._pool = list(dict.fromkeys([*ends, *splits]))[: POOL + len(ends)]
+        self._measured: dict[Plan, list[Measured]] = {}
+        self._take(self._kept)
+
+    def measure(self, pair: LabPair, chosen: Sequence[Plan] = ()) -> None:
+        """What each plan of the pool, and each of those that were chosen, takes now."""
+        for plan, stages in measured_now(
+            pair, self._offer, dict.fromkeys((*self._pool, *self._measured, *chosen)), runs=STAGE_RUNS
+        ).items():
+            self._measured.setdefault(plan, []).append(stages)
+        self._take(self._kept | {plan: median_stages(stages) for plan, stages in self._measured.items()})
+
+    def _take(self, measured: Mapping[Plan, Measured]) -> None:
+        local = measured[LOCAL]
         self._overhead_ms = {plan: stages.overhead_ms for plan, stages in measured.items()}
-        whole, image = measured[LOCAL].head_ms, measured[LOCAL].image_ms
         self._plans = {
             plan: Stages(
                 image_ms=stages.image_ms,
@@ -167,17 +195,17 @@ class Replay:
                 tail_ms=stages.tail_ms,
                 down_bytes=stages.down_bytes,
                 decode_ms=stages.decode_ms,
-                finish_ms=max(whole - stages.head_ms, 0.0) + (image if plan.codec == "encoded" else 0.0),
+                finish_ms=max(local.head_ms - stages.head_ms, 0.0)
+                + (local.image_ms if plan.codec == "encoded" else 0.0),
             )
             for plan, stages in measured.items()
         }
-        self._pool = pool
 
     def world(self, course: Sequence[Moment], arrivals: Sequence[Arrival]) -> World:
         return World(models={SUBJECT.model: self._plans}, trace=course, arrivals=arrivals)
 
     def arrival(self, at_s: float) -> Arrival:
-        return Arrival(at_s=at_s, model=SUBJECT.model, deadline_ms=DEADLINE_MS, encoded_bytes=self._encoded_bytes)
+        return Arrival(at_s=at_s, model=SUBJECT.model, deadline_ms=DEADLINE_MS, encoded_bytes=self._offer.encoded_bytes)
 
     def ms(self, course: Sequence[Moment], at_s: float, plan: Plan) -> float:
         """What one request would take that comes at `at_s` to an idle device."""

@@ -7,6 +7,7 @@ takes longer by the ratio; a busy neighbour on its processor would not do, since
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 import time
@@ -18,17 +19,30 @@ from typing import Final
 from agent.replay.world import Moment
 from scripts.lab_pair import LabPair
 
-RUNS_S: Final = 0.002
-"""How long a slowed program runs at a stretch: shorter than any stage that counts."""
+RUNS_S: Final = 0.0005
+"""How long a slowed program runs at a stretch: short beside every stage that counts, so that each is stretched by the
+ratio and not by whole stretches (at 2 ms one of 4 ms took 10, 20 or 30)."""
 LOOK_S: Final = 0.02
+OWED_S: Final = 0.01
+"""What is made up for of a thread that was late itself; more was no brake's matter but a busy machine's."""
 
 
 class _Brake:
-    """One program, held back by a thread of its own; `ratio` may change at any time."""
+    """One program, held back by a thread of its own; `ratio` may change at any time.
 
-    def __init__(self, send: Callable[[signal.Signals], None]) -> None:
+    What is held to the ratio is what it ran and stood since it was slowed: the sleeps of this thread are longer than
+    asked for, by a share of so short a stretch that would make a ratio of 5 one of 4."""
+
+    def __init__(
+        self,
+        send: Callable[[signal.Signals], None],
+        *,
+        now_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self.ratio = 1.0
         self._send = send
+        self._now_s, self._sleep = now_s, sleep
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._hold, daemon=True)
         self._thread.start()
@@ -38,18 +52,31 @@ class _Brake:
         self._thread.join()
 
     def _hold(self) -> None:
+        with contextlib.suppress(OSError):  # of this thread: before whatever else runs here, since it must not be late
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+        owed_s, since_s = 0.0, self._now_s()
         try:
             while not self._ended.is_set():
-                if self.ratio <= 1.0:
+                if (ratio := self.ratio) <= 1.0:
                     self._ended.wait(LOOK_S)
+                    owed_s, since_s = 0.0, self._now_s()
                     continue
-                self._send(signal.SIGCONT)
-                time.sleep(RUNS_S)
-                self._send(signal.SIGSTOP)
-                time.sleep(RUNS_S * (self.ratio - 1.0))
-                self._send(signal.SIGCONT)
+                owed_s, since_s = self._stretch(ratio, owed_s, since_s)
         finally:
             self._send(signal.SIGCONT)
+
+    def _stretch(self, ratio: float, owed_s: float, since_s: float) -> tuple[float, float]:
+        """It runs since `since_s`, and stands once: for `owed_s` longer, or (below 0) runs the longer for it. What it
+        has stood too short by then, and since when it runs again."""
+        self._sleep(RUNS_S + max(-owed_s, 0.0) / (ratio - 1.0))
+        self._send(signal.SIGSTOP)
+        stopped_s = self._now_s()
+        owed_s += (stopped_s - since_s) * (ratio - 1.0)
+        self._sleep(max(owed_s, 0.0))
+        self._send(signal.SIGCONT)
+        since_s = self._now_s()
+        owed_s -= since_s - stopped_s
+        return min(max(owed_s, -OWED_S), OWED_S), since_s
 
 
 @contextmanager
