@@ -139,7 +139,7 @@ class CompanionView:
             beta=model.cloud.ratio,
             beta_sigma=model.cloud.sigma,
             speed_ratio=model.speed_ratio,
-            image_ms=model.cloud_image_ms * (model.cloud_image if model.cloud_image.count else model.cloud).ratio,
+            image_ms=model.cloud_image_ms * model.cloud.ratio * model.cloud_image.ratio,
             queue_ms=queue_ms,
             queue_sigma_ms=queue_sigma_ms,
             opened=model.opened,

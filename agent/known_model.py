@@ -99,7 +99,7 @@ class KnownModel:
     head_residuals: dict[CutId | Placement, Residual] = field(default_factory=dict)
     tail_residuals: dict[CutId | Placement, Residual] = field(default_factory=dict)
     cloud_image: Drift = field(default_factory=lambda: Drift(prior_sigma=0.5))
-    """Of decoding pictures there."""
+    """Of decoding pictures there, beside `cloud`: whatever keeps that machine busy slows both."""
     ready: bool = False
     not_ready_why: str = ""
     """Why it is not ready yet, where that is known."""
@@ -185,7 +185,8 @@ class KnownModel:
     def as_profiled_ms(self, facts: RequestFacts, plan: Plan, stage: str, measured_ms: float) -> float | None:
         """As `Planner.as_profiled_ms`."""
         ratios = self.table.scaling.at(facts.sizes)
-        if ratios is None or stage == "image" or plan not in self.table.row_of:
+        is_picture = stage == "image" or (stage == "cloud_decode" and plan.codec == "encoded")
+        if ratios is None or is_picture or plan not in self.table.row_of:
             return measured_ms
         ratio = float(ratios[_GROWS.get(stage, Ratio.HEAD), self.table.row_of[plan]])
         if not 1.0 / FAR <= ratio <= FAR:
@@ -274,23 +275,27 @@ class KnownModel:
             self.table = self.table.with_messages(self.measured, self.messages)
         return changed
 
-    def observe_reply(self, codec: str, *, down_bytes: int, decode_ms: float, cloud_decode_ms: float) -> None:
+    def observe_reply(self, *, down_bytes: int, decode_ms: float) -> None:
         """As `Planner.observe_reply`."""
         self._learn_message(self.messages.reply, decode_ms, self.table.reply_ms_per_byte * down_bytes)
-        if codec == "encoded":
-            self.cloud_image.observe(cloud_decode_ms, self.cloud_image_ms)
 
     def observe_cloud(self, plan: Plan, tail_ms: float | None, decode_ms: float | None) -> None:
         """The companion decoded this plan's payload in `decode_ms` and computed `tail_ms` for it. Nothing is learned of
         local, or of plans of an earlier time under this name."""
         if plan not in self.table.row_of or plan.placement is Placement.LOCAL:
             return
-        row, key = self.table.row_of[plan], _segment(plan)
-        if decode_ms is not None and (cost := self._message_cost("cloud_decode", plan)) is not None:
-            here_ms = float(self.measured.costs[Column.CLOUD_DECODE, row])
-            self._learn_message(cost, decode_ms, here_ms * self.cloud.ratio * self.speed_ratio)
-        if tail_ms is None:
+        drift = self.cloud.ratio if tail_ms is None else self._observe_tail(plan, tail_ms)
+        if decode_ms is None:
             return
+        if plan.codec == "encoded":
+            self.cloud_image.observe(decode_ms, self.cloud_image_ms * drift)
+        elif (cost := self._message_cost("cloud_decode", plan)) is not None:
+            here_ms = float(self.measured.costs[Column.CLOUD_DECODE, self.table.row_of[plan]])
+            self._learn_message(cost, decode_ms, here_ms * drift * self.speed_ratio)
+
+    def _observe_tail(self, plan: Plan, tail_ms: float) -> float:
+        """The companion's drift as it was for this run."""
+        row, key = self.table.row_of[plan], _segment(plan)
         known_ms = self.table.costs[Column.TAIL]
         drift = self.cloud.observe(tail_ms, float(known_ms[row]))
         residual = self.tail_residuals.setdefault(key, Residual())
@@ -299,6 +304,7 @@ class KnownModel:
         if abs(now_ms - float(known_ms[row])) > WORTH_A_TABLE * now_ms:
             better_ms = np.where(self.groups[key], self.cloud_ms * residual.ratio, known_ms)
             self.table = self.table.with_compute(tail_ms=better_ms)
+        return drift
 
     def observe_edge(self, plan: Plan, stage: str, measured_ms: float) -> None:
         """As `Planner.observe_edge`; nothing is learned of plans of an earlier time under this name."""
@@ -350,6 +356,7 @@ class KnownModel:
         """It is `now_s`, and a request is decided: what was measured some time ago has aged."""
         self.edge.rest(now_s)
         self.cloud.rest(now_s)
+        self.cloud_image.rest(now_s)
         seconds = now_s - self._rested_at_s
         if seconds < REST_S:
             return

@@ -282,21 +282,18 @@ class Planner:
             for codec, rate in model.messages.rates.items()
         }
 
-    def observe_reply(
-        self, digest: str, codec: str, *, down_bytes: int, decode_ms: float, cloud_decode_ms: float
-    ) -> None:
-        """A reply of `down_bytes` was decoded here in `decode_ms` (slowdown not in), its request's payload over there
-        in `cloud_decode_ms`: with codec `encoded` that was the picture."""
+    def observe_reply(self, digest: str, *, down_bytes: int, decode_ms: float) -> None:
+        """A reply of `down_bytes` was decoded here in `decode_ms` (slowdown not in)."""
         for model in self._models.values():
             if model.profile.digest == digest:
-                model.observe_reply(codec, down_bytes=down_bytes, decode_ms=decode_ms, cloud_decode_ms=cloud_decode_ms)
+                model.observe_reply(down_bytes=down_bytes, decode_ms=decode_ms)
 
     def observe_cloud(
         self, name: str, plan: Plan, queue_ms: float | None, tail_ms: float | None, decode_ms: float | None = None
     ) -> None:
         """A reply told how long this plan's rest waited (None: for earlier parts of its own request) and computed at
-        the companion, and what decoding its payload took (None: at sizes that tell nothing); it was observed as a
-        transfer just before, which says when."""
+        the companion, and what decoding its payload took (with codec `encoded` the picture; None: at sizes that tell
+        nothing); it was observed as a transfer just before, which says when."""
         if queue_ms is not None:
             self._companion.observe_queue(queue_ms)
         if (model := self._models.get(name)) is not None:

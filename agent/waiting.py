@@ -271,13 +271,7 @@ class Waiting:
             self._hold(answer, answered, decode_ms * (slowdown - 1.0))
         else:
             answer.set_result(answered)
-        self._planner.observe_reply(
-            waiting.message.digest,
-            waiting.message.codec,
-            down_bytes=down_bytes,
-            decode_ms=decode_ms,
-            cloud_decode_ms=reply.decode_ms,
-        )
+        self._planner.observe_reply(waiting.message.digest, down_bytes=down_bytes, decode_ms=decode_ms)
         return True
 
     def _hold(self, answer: asyncio.Future[RemoteReply], answered: RemoteReply, held_ms: float) -> None:

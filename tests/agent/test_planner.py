@@ -438,7 +438,7 @@ def test_replies_teach_what_decoding_them_costs_here() -> None:
     # raw decodes in 0.1 ms per 50 KB here: the 40 bytes of this model's reply should take 0.08 µs, emulation apart
     assert choose(planner).chosen.stages_ms["decode"] == pytest.approx(5 * 40 * 0.1 / 50_000)
     for _ in range(10):
-        planner.observe_reply(CARD.digest, "raw", down_bytes=40, decode_ms=0.1, cloud_decode_ms=0.1)
+        planner.observe_reply(CARD.digest, down_bytes=40, decode_ms=0.1)
     assert choose(planner).chosen.stages_ms["decode"] == pytest.approx(5 * 0.1, rel=0.1)
     assert choose(planner, PICTURE).chosen.stages_ms["cloud_decode"] == pytest.approx(0.5)  # no picture went there
 
@@ -450,7 +450,7 @@ def test_a_fixed_cost_per_message_is_learned_on_both_sides_within_ten_requests()
     for plan in (SPLIT, OFFLOAD) * 5:
         planner.observe_edge("m", plan, "encode", 5 * (0.3 + 0.5))
         planner.observe_cloud("m", plan, 0.0, None, 0.4 + 0.1 * 0.1)  # profiled 0.1, the companion ten times as fast
-        planner.observe_reply(CARD.digest, "raw", down_bytes=40, decode_ms=0.1, cloud_decode_ms=0.41)
+        planner.observe_reply(CARD.digest, down_bytes=40, decode_ms=0.1)
     for mode in (Placement.SPLIT, Placement.OFFLOAD):
         found = choose(planner, dataclasses.replace(TENSOR, mode=mode)).chosen
         assert found.stages_ms["encode"] == pytest.approx(4.0, rel=0.1)
@@ -467,10 +467,20 @@ def test_a_fixed_cost_per_message_is_learned_on_both_sides_within_ten_requests()
 def test_replies_teach_what_a_picture_costs_there() -> None:
     planner = connected_planner()
     for _ in range(20):
-        planner.observe_reply(CARD.digest, "encoded", down_bytes=40, decode_ms=0.0, cloud_decode_ms=20.0)
-        planner.observe_reply("sha256:another", "encoded", down_bytes=40, decode_ms=0.0, cloud_decode_ms=90.0)
+        planner.observe_cloud("m", ENCODED, 0.0, 10.0, 20.0)
     forced = RequestFacts(budget_ms=10_000.0, encoded_bytes=5_000, codec="encoded", mode=Placement.OFFLOAD)
     assert choose(planner, forced).chosen.stages_ms["cloud_decode"] == pytest.approx(20.0, rel=0.1)
+
+
+def test_a_picture_that_was_slow_there_is_quick_again_with_whatever_else_runs_there() -> None:
+    planner = connected_planner()
+    for tail_ms, picture_ms in ((10.0, 0.5),) * 10 + ((50.0, 2.5),) * 4:  # five times slower, all that it does
+        planner.observe_cloud("m", ENCODED, 0.0, tail_ms, picture_ms)
+    forced = RequestFacts(budget_ms=10_000.0, encoded_bytes=5_000, codec="encoded", mode=Placement.OFFLOAD)
+    assert choose(planner, forced).chosen.stages_ms["cloud_decode"] == pytest.approx(2.5, rel=0.2)
+    for _ in range(3):
+        planner.observe_cloud("m", SPLIT, 0.0, 7.0)  # as profiled; no picture went there
+    assert choose(planner, forced).chosen.stages_ms["cloud_decode"] == pytest.approx(0.5, rel=0.2)
 
 
 def test_a_payload_over_what_the_companion_takes_does_not_travel_and_the_decision_says_why() -> None:

@@ -243,10 +243,8 @@ class Ours(Policy):
         self._planner.observe_transfer(up_bytes, down_bytes, outcome.network_ms, now_s)
         self._planner.observe_reply(
             self._known[model].profile.digest,
-            str(plan.codec),
             down_bytes=down_bytes,
             decode_ms=stages_ms["decode"] / self._view.world.slowdown,
-            cloud_decode_ms=stages_ms["cloud_decode"],
         )
         facts = _facts(outcome.arrival)
         tail_ms = self._planner.as_profiled_ms(model, facts, plan, "tail", stages_ms["tail"])
