@@ -47,6 +47,8 @@ class CompanionView:
         self._excused = False
         """A silence has explained such already, and nothing has crossed the link since."""
         self._payload_bytes_max = math.inf
+        self.pace = 1.0
+        """How much longer than at its best it takes now, as it said last on this connection."""
 
     # -- the connection -----------------------------------------------------------------------------------------------
 
@@ -56,6 +58,7 @@ class CompanionView:
         if another_way := self._link.use(way):
             self._queue = CloudQueue()
         self._lost = self._silent = ""
+        self.pace = 1.0
         self.ahead_bytes = ahead_bytes
         self._payload_bytes_max = max_message_bytes - REQUEST_METADATA_BYTES
         self._probing.connected()
@@ -193,6 +196,11 @@ class CompanionView:
     def _learn_late(self, up_bytes: int, down_bytes: int, network_ms: float, now_s: float) -> None:
         if network_ms > self._link.sent_estimate(network_ms, now_s).transfer_ms(up_bytes, down_bytes):
             self._observe_link(up_bytes, down_bytes, network_ms, now_s)
+
+    @property
+    def heard_at_s(self) -> float:
+        """When the last reply came that was observed."""
+        return self._heard_at_s
 
     def observe_queue(self, queue_ms: float) -> None:
         """The reply that was observed as a transfer just before had waited so long at the companion."""

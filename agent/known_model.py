@@ -19,6 +19,7 @@ from split.plan.estimate import Drift, Residual
 from split.plan.exploring import Explorer
 from split.plan.message_cost import MessageCost, MessageCosts
 from split.plan.observation import Flags, Floats, Opening
+from split.plan.pace import PacedDrift
 from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
 from split.plan.rate import Rate
 from split.plan.scaling import Ratio
@@ -35,6 +36,9 @@ REST_S: Final = 1.0
 FAR: Final = 100.0
 """A request that is expected to take so many times more or less than the profiled one teaches nothing about that: an
 error of the prediction would be taken for one of the device, for all sizes."""
+
+CLOUD_SIGMA: Final = 0.2
+"""How well a companion's own times, told when it is ready, are known before a reply: relative."""
 
 CLOCK_SIGMA: Final = 0.5
 """How well a change of the clock tells the change of speed, relative: memory keeps its own."""
@@ -95,7 +99,7 @@ class KnownModel:
     edge: Drift = field(default_factory=Drift)
     image: Drift = field(default_factory=lambda: Drift(prior_sigma=0.5))
     messages: MessageCosts = field(default_factory=MessageCosts)
-    cloud: Drift = field(default_factory=lambda: Drift(prior_sigma=0.2))
+    cloud: PacedDrift = field(default_factory=lambda: PacedDrift(prior_sigma=CLOUD_SIGMA))
     head_residuals: dict[CutId | Placement, Residual] = field(default_factory=dict)
     tail_residuals: dict[CutId | Placement, Residual] = field(default_factory=dict)
     cloud_image: Drift = field(default_factory=lambda: Drift(prior_sigma=0.5))
@@ -226,8 +230,8 @@ class KnownModel:
         if self.explorer is not None:
             self.explorer.forget_remote()
 
-    def companion_ready(self, whole_ms: float, image_ms: float) -> None:
-        """As `Planner.companion_ready`."""
+    def companion_ready(self, whole_ms: float, image_ms: float, pace: float) -> None:
+        """As `Planner.companion_ready`; `pace`: the companion's, as it says."""
         not_there = self.codecs_not_there
         self.not_ready()
         self.codecs_not_there = not_there
@@ -235,7 +239,8 @@ class KnownModel:
         self.ready, self.speed_ratio = True, speed
         self.cloud_image_ms = image_ms if image_ms > 0.0 else self.profile.image_ms * speed
         self.cloud_ms = self.measured.costs[Column.TAIL] * speed
-        self.cloud, self.cloud_image = Drift(prior_sigma=0.2), Drift(prior_sigma=0.5)
+        self.cloud = PacedDrift(prior_sigma=CLOUD_SIGMA, pace=pace)
+        self.cloud_image = Drift(prior_sigma=0.5)
         self.tail_residuals.clear()
         self.messages.decode.clear()
         if (rows := self.groups.get(Placement.OFFLOAD)) is not None:
@@ -279,12 +284,16 @@ class KnownModel:
         """As `Planner.observe_reply`."""
         self._learn_message(self.messages.reply, decode_ms, self.table.reply_ms_per_byte * down_bytes)
 
-    def observe_cloud(self, plan: Plan, tail_ms: float | None, decode_ms: float | None) -> None:
-        """The companion decoded this plan's payload in `decode_ms` and computed `tail_ms` for it. Nothing is learned of
-        local, or of plans of an earlier time under this name."""
+    def companion_paced(self, ratio: float, from_s: float) -> None:
+        """As `PacedDrift.paced`."""
+        self.cloud.paced(ratio, from_s)
+
+    def observe_cloud(self, plan: Plan, tail_ms: float | None, decode_ms: float | None, now_s: float) -> None:
+        """The companion decoded this plan's payload in `decode_ms` and computed `tail_ms` for it, as it said at
+        `now_s`. Nothing is learned of local, or of plans of an earlier time under this name."""
         if plan not in self.table.row_of or plan.placement is Placement.LOCAL:
             return
-        drift = self.cloud.ratio if tail_ms is None else self._observe_tail(plan, tail_ms)
+        drift = self.cloud.ratio if tail_ms is None else self._observe_tail(plan, tail_ms, now_s)
         if decode_ms is None:
             return
         if plan.codec == "encoded":
@@ -293,11 +302,11 @@ class KnownModel:
             here_ms = float(self.measured.costs[Column.CLOUD_DECODE, self.table.row_of[plan]])
             self._learn_message(cost, decode_ms, here_ms * drift * self.speed_ratio)
 
-    def _observe_tail(self, plan: Plan, tail_ms: float) -> float:
+    def _observe_tail(self, plan: Plan, tail_ms: float, now_s: float) -> float:
         """The companion's drift as it was for this run."""
         row, key = self.table.row_of[plan], _segment(plan)
         known_ms = self.table.costs[Column.TAIL]
-        drift = self.cloud.observe(tail_ms, float(known_ms[row]))
+        drift = self.cloud.observe(tail_ms, float(known_ms[row]), now_s)
         residual = self.tail_residuals.setdefault(key, Residual())
         residual.observe(tail_ms, float(self.cloud_ms[row]) * drift)
         now_ms = float(self.cloud_ms[row]) * residual.ratio

@@ -189,7 +189,14 @@ class Planner:
 
     def companion_ready(self, name: str, whole_ms: float, image_ms: float) -> None:
         """The companion runs this model, compared and found equal: offload may be used; an earlier ban is lifted."""
-        self._model(name).companion_ready(whole_ms, image_ms)
+        self._model(name).companion_ready(whole_ms, image_ms, self._companion.pace)
+
+    def companion_paced(self, ratio: float, since_s: float, now_s: float) -> None:
+        """The companion says that it takes `ratio` times as long as at its best now; `since_s` ago it was still as it
+        had said before (1 where it has said nothing on this connection)."""
+        self._companion.pace = ratio
+        for model in self._models.values():
+            model.companion_paced(ratio, now_s - since_s)
 
     def companion_not_ready(self, name: str, why: str) -> None:
         """This model could not be made ready so far (a sentence says why). Unknown names are ignored."""
@@ -297,7 +304,7 @@ class Planner:
         if queue_ms is not None:
             self._companion.observe_queue(queue_ms)
         if (model := self._models.get(name)) is not None:
-            model.observe_cloud(plan, tail_ms, decode_ms)
+            model.observe_cloud(plan, tail_ms, decode_ms, self._companion.heard_at_s)
 
     def observe_edge(self, name: str, plan: Plan, stage: str, measured_ms: float) -> None:
         """A device stage took `measured_ms` (slowdown in).

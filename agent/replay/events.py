@@ -24,6 +24,7 @@ class Event(IntEnum):
     BACK = 10
     TICK = 11
     GIVE_UP = 12
+    PACED = 13
 
 
 class Events:

@@ -13,6 +13,7 @@ own pause before it notices is not simulated.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from dataclasses import replace
 from typing import Final, Literal
@@ -104,6 +105,7 @@ class Simulation:
                 heard_s = self._course.at(to_s).rtt_ms / 1000.0 if is_short else self.world.back_after_s
                 self._events.at(to_s + heard_s, Event.BACK)
         policy.begin(self)
+        self._say_paces()
         self._start_ticking()
         for number, arrival in enumerate(self.world.arrivals):
             while self._events.next_at_s <= arrival.at_s:
@@ -165,6 +167,10 @@ class Simulation:
                 self._back()
             case Event.TICK if self._may_ping:
                 self._tick()
+            case Event.PACED if self._policy is not None:
+                self._policy.paced(
+                    self._course.at(self._now_s).cloud_ratio, self.world.paced_after_s or 0.0, self._now_s
+                )
             case Event.GIVE_UP if number in self._flights:
                 self._give_up(self._flights[number])
             case _:
@@ -327,6 +333,16 @@ class Simulation:
             self._link_is = "silent"
             if self._policy is not None:
                 self._policy.silent(self._now_s)
+
+    def _say_paces(self) -> None:
+        """The companion says that its load has changed, some time after; what it says in an outage comes when that is
+        over."""
+        if self.world.paced_after_s is None:
+            return
+        for before, moment in itertools.pairwise(self.world.trace):
+            if moment.cloud_ratio != before.cloud_ratio:
+                said_at_s = self._course.passes_from_s(moment.at_s + self.world.paced_after_s)
+                self._events.at(said_at_s + self._course.at(said_at_s).rtt_ms / 2000.0, Event.PACED)
 
     # -- the connection -----------------------------------------------------------------------------------------------
 

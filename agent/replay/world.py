@@ -162,6 +162,9 @@ class World:
     """A link that is down for longer loses its connection (`SILENCE_S` of `agent/uplink.py`)."""
     back_after_s: float = 1.0
     """From the link's return until requests can be sent again: dialling and opening."""
+    paced_after_s: float | None = 0.3
+    """From a change of the companion's load until it says so: it looks four times a second (`cloud/pace.py`). None: one
+    of an earlier version, which says nothing."""
     sized: Mapping[tuple[str, tuple[int, ...]], Mapping[Plan, Stages]] = field(default_factory=dict)
     """Plans of a model at other sizes than the profiled ones; what is not here costs as in `models`."""
 
@@ -264,6 +267,10 @@ class Policy(ABC):
 
     def ponged(self, rtt_ms: float, padding_bytes: int, now_s: float) -> None:
         """A ping came back that was sent while no request waited for the companion."""
+        return
+
+    def paced(self, cloud_ratio: float, since_s: float, now_s: float) -> None:
+        """The companion said that it computes so much slower than alone now, and that it had not `since_s` ago."""
         return
 
     def loaded(self, cloud_ratio: float) -> None:

@@ -137,6 +137,10 @@ class Drift:
         self._usual += math.log(factor)
         self._variance, self._across = max(self._variance, sigma * sigma), 0.0
 
+    def correct(self, factor: float) -> None:
+        """So much of what was learned last belongs elsewhere; what is usual, and how much is known, stays."""
+        self._log += math.log(factor)
+
     def observe(self, measured_ms: float, expected_ms: float) -> float:
         """Learn from one measured stage; `expected_ms` is what ratio 1 would have taken.
 

@@ -181,6 +181,9 @@ class Ours(Policy):
                 if cut is not None:
                     self._planner.segment_ready(name, cut, tail_ms)
 
+    def paced(self, cloud_ratio: float, since_s: float, now_s: float) -> None:
+        self._planner.companion_paced(cloud_ratio, since_s, now_s)
+
     def probe(self, now_s: float) -> int:
         padding_bytes = self._planner.probe_wanted(now_s)
         if padding_bytes > PING_BYTES:
