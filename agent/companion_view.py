@@ -48,7 +48,8 @@ class CompanionView:
         """A silence has explained such already, and nothing has crossed the link since."""
         self._payload_bytes_max = math.inf
         self.pace = 1.0
-        """How much longer than at its best it takes now, as it said last on this connection."""
+        """How much longer it takes now than when it said so first, this way."""
+        self._first_work_ms = 0.0
 
     # -- the connection -----------------------------------------------------------------------------------------------
 
@@ -57,8 +58,8 @@ class CompanionView:
         self._heard_again()
         if another_way := self._link.use(way):
             self._queue = CloudQueue()
+            self.pace, self._first_work_ms = 1.0, 0.0
         self._lost = self._silent = ""
-        self.pace = 1.0
         self.ahead_bytes = ahead_bytes
         self._payload_bytes_max = max_message_bytes - REQUEST_METADATA_BYTES
         self._probing.connected()
@@ -82,6 +83,12 @@ class CompanionView:
     def remote_reason(self) -> str:
         """Why no request may be sent now, whatever its model; "" when it may."""
         return self._lost or self._silent
+
+    def paced(self, work_ms: float) -> float:
+        """The pace, now that it says so."""
+        self._first_work_ms = self._first_work_ms or work_ms
+        self.pace = work_ms / self._first_work_ms
+        return self.pace
 
     # -- requests under way -------------------------------------------------------------------------------------------
 

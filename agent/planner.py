@@ -191,10 +191,10 @@ class Planner:
         """The companion runs this model, compared and found equal: offload may be used; an earlier ban is lifted."""
         self._model(name).companion_ready(whole_ms, image_ms, self._companion.pace)
 
-    def companion_paced(self, ratio: float, since_s: float, now_s: float) -> None:
-        """The companion says that it takes `ratio` times as long as at its best now; `since_s` ago it was still as it
-        had said before (1 where it has said nothing on this connection)."""
-        self._companion.pace = ratio
+    def companion_paced(self, work_ms: float, since_s: float, now_s: float) -> None:
+        """The companion says that a piece of work of its own takes it so long now, and that `since_s` ago it still took
+        what it had said before. What it says first, this way, is what the times hold for that it is ready with."""
+        ratio = self._companion.paced(work_ms)
         for model in self._models.values():
             model.companion_paced(ratio, now_s - since_s)
 

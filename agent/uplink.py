@@ -28,7 +28,7 @@ from agent.dialler import Dial, Dialler, Opened, Unreached
 from agent.first_flight import FirstFlight, Opening
 from agent.golden import Golden
 from agent.interfaces import source_towards
-from agent.openings import KLT, Openings
+from agent.openings import KLT, Openings, are_times
 from agent.planner import Planner
 from agent.second_lane import SecondLane
 from agent.served_model import ServedModel
@@ -49,6 +49,7 @@ from split.wire.messages import (
     Infer,
     ModelNeed,
     ModelReady,
+    Pace,
     Ping,
     Pong,
     Priority,
@@ -390,6 +391,10 @@ class Uplink:
                         del self._pings[older]  # that answer will not come
                 self._note_window()
                 self._changed.set()  # where it was a surprise, the next ping tells what it was
+            case Pace(work_ms=work_ms, since_ms=since_ms):
+                if not are_times(work_ms, since_ms) or work_ms <= 0.0:
+                    raise RemoteProtocolError(f"a companion's work takes more than 0 ms, not {work_ms}, {since_ms}")
+                self._planner.companion_paced(work_ms, since_ms / 1000.0, self._now())
             case Renewed() as renewed:
                 self.on_renewed(renewed)
             case Goodbye(reason=reason):

@@ -80,6 +80,11 @@ class Reception:
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
+    def tell_pace(self, work_ms: float, since_s: float) -> None:
+        """Each device is told, as `Session.tell_pace`."""
+        for session in tuple(self._sessions):
+            session.tell_pace(work_ms, since_s)
+
     def revoke(self, serials: Collection[int]) -> None:
         """The certificates that are not good any more: whoever has shown one is sent away at once."""
         self._revoked = serials

@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 from cloud.admission import Admission
 from cloud.executor import TailExecutor
 from cloud.metrics import Metrics
+from cloud.pace import Pace
 from cloud.pictures import DecodingRoom
 from cloud.renewal import Renewals
 from cloud.segments import Segments
@@ -35,6 +36,8 @@ class Companion:
     renewals: Renewals | None = None
     """None: certificates are renewed elsewhere."""
     pictures: DecodingRoom = field(default_factory=DecodingRoom)
+    pace: Pace | None = None
+    """None: devices are not told how fast it computes."""
     disk: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(DISK_THREADS, "models"))
 
     async def on_disk(self, work: Callable[[], _T]) -> _T:

@@ -16,6 +16,7 @@ from cloud.executor.local import LocalExecutor
 from cloud.health import HealthServer
 from cloud.identity import authority_folder, known_time, tokens_folder
 from cloud.metrics import Metrics
+from cloud.pace import Pace, Pieces
 from cloud.register import Register
 from cloud.renewal import Renewals
 from cloud.revocations import Revocations
@@ -87,6 +88,9 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
         config.cache_dir, ChildWorkbench(), prefer=opened.prefer, let_go=opened.forget, runtime=engine.name
     )
     stack.push_async_callback(segments.close)
+    pieces = await asyncio.to_thread(lambda: Pieces(tuning.threads))
+    stack.callback(pieces.close)
+    pace = Pace(pieces, is_busy=lambda: executor.running_s > 0.0)
     companion = Companion(
         store=ModelStore(config.state_dir / "models", budget_bytes=config.models_bytes),
         segments=segments,
@@ -97,11 +101,13 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
         metrics=Metrics(),
         decoded_bytes=config.limits.inflight_bytes,
         renewals=renewals,
+        pace=pace,
     )
     stack.callback(companion.disk.shutdown)
     reception = Reception(companion)
     reception.revoke(revocations.serials)
     revocations.on_change = reception.revoke
+    pace.tell = reception.tell_pace
 
     # Both are kept, and computed where they hold up nobody.
     await asyncio.to_thread(lambda: (kernel_answers(), image_fingerprint()))
@@ -117,7 +123,7 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
     listener = await _listen(config, credentials, reception, companion.store, runtime=engine.name)
     stack.push_async_callback(listener.close)
     stack.push_async_callback(lambda: reception.send_home("the companion is stopping", within_s=DRAIN_S))
-    beside = [feed_watchdog(live), revocations.run(), renewals.keep_own()]
+    beside = [feed_watchdog(live), revocations.run(), renewals.keep_own(), pace.run()]
     if config.enroll_listen is not None:
         enrolment = Enrolment(
             config.enroll_listen,

@@ -38,12 +38,14 @@ from split.ids import OFFLOAD_CUT
 from split.tensor import Tensors, dtype_name
 from split.transport.channel import Buffer, Channel, Incoming
 from split.wire.messages import (
+    PACE_SINCE_MINOR,
     Cancel,
     Goodbye,
     Infer,
     Message,
     ModelChunk,
     ModelOffer,
+    Pace,
     Ping,
     Pong,
     Priority,
@@ -91,6 +93,8 @@ class Session:
         """As far as they are counted."""
         self._held_back_bytes = 0
         """Of replies that wait for room."""
+        self._pace_ms = 0.0
+        """As the device was told last."""
         self._leaving = ""
         self._cut_off = False
         self._renewing = False
@@ -122,6 +126,13 @@ class Session:
         """Tell the device that nothing new is taken; what is under way goes on."""
         self._leaving = reason
         self._send(Goodbye(reason=reason), priority=Priority.CONTROL)
+
+    def tell_pace(self, work_ms: float, since_s: float) -> None:
+        """The device is told what a piece of work takes here now, unless it knows; `since_s` ago it was as before."""
+        if work_ms != self._pace_ms and self._channel.peer_hello.minor >= PACE_SINCE_MINOR and not self._cut_off:
+            since_s = since_s if self._pace_ms else 0.0
+            self._pace_ms = work_ms
+            self._send(Pace(work_ms=work_ms, since_ms=since_s * 1000.0), priority=Priority.CONTROL)
 
     async def drained(self) -> None:
         """Wait until no request is under way."""
@@ -224,6 +235,8 @@ class Session:
             shared.metrics.requests.labels("cancelled").inc()
             return
         shared.metrics.received_bytes.inc(incoming.payload.nbytes)
+        if shared.pace is not None:
+            shared.pace.used_at_s = incoming.received_at_s
         deadline_at_s = incoming.received_at_s + infer.budget_ms / 1000
         try:
             if self._leaving:

@@ -210,6 +210,7 @@ MESSAGES: list[tuple[Fields, Fields, bytes]] = [
     ({"t": "renewed"}, {"chain": "-----BEGIN CERTIFICATE-----", "message": "no"}, b""),
     ({"t": "cancel", "request_id": "r1", "attempt": 1}, {}, b""),
     ({"t": "pong", "nonce": 2**64 - 1}, {}, b""),
+    ({"t": "pace", "work_ms": 2.5}, {"since_ms": 300.0}, b""),
     ({"t": "goodbye", "reason": "the companion is leaving"}, {}, b""),
 ]
 PING: Fields = {"t": "ping", "nonce": 7}

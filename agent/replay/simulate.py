@@ -339,6 +339,7 @@ class Simulation:
         over."""
         if self.world.paced_after_s is None:
             return
+        self._events.at(self._now_s, Event.PACED)
         for before, moment in itertools.pairwise(self.world.trace):
             if moment.cloud_ratio != before.cloud_ratio:
                 said_at_s = self._course.passes_from_s(moment.at_s + self.world.paced_after_s)

@@ -12,13 +12,15 @@ from enum import IntEnum
 import msgspec
 
 PROTOCOL_MAJOR = 1
-PROTOCOL_MINOR = 1
+PROTOCOL_MINOR = 2
 """What each added stands in PROTOCOL.md §9."""
 
 CREDIT_SINCE_MINOR = 1
 """A peer of this minor version or a later one keeps to the credit that our Hello gives it."""
 RENEW_SINCE_MINOR = 1
 """One that knows `Renew`."""
+PACE_SINCE_MINOR = 2
+"""One that knows `Pace`."""
 
 NO_CALIBRATION = "NO_CALIBRATION"
 """Code of a refused Infer of codec `klt`: the companion has not the calibration that its payload names."""
@@ -209,6 +211,15 @@ class Pong(_Meta, tag="pong", frozen=True, kw_only=True):
     nonce: int
 
 
+class Pace(_Meta, tag="pace", frozen=True, kw_only=True):
+    """Companion → device: it computes faster or slower than it said before on this connection. Never answered."""
+
+    work_ms: float
+    """What a piece of work takes it now that is always the same; which one is its own affair."""
+    since_ms: float = 0.0
+    """So long ago it was still as it had said before."""
+
+
 class Goodbye(_Meta, tag="goodbye", frozen=True, kw_only=True):
     """This side will close when its replies are out; send nothing new here."""
 
@@ -231,6 +242,7 @@ Message = (
     | Cancel
     | Ping
     | Pong
+    | Pace
     | Goodbye
 )
 PAYLOAD_MESSAGES = (Infer, Reply, ModelChunk)

@@ -472,6 +472,24 @@ def test_replies_teach_what_a_picture_costs_there() -> None:
     assert choose(planner, forced).chosen.stages_ms["cloud_decode"] == pytest.approx(20.0, rel=0.1)
 
 
+def test_what_the_companion_says_of_its_pace_holds_for_all_models_and_the_next_connection() -> None:
+    planner = connected_planner()
+    forced = dataclasses.replace(TENSOR, mode=Placement.OFFLOAD)
+    planner.companion_paced(1.6, 0.0, 1.0)
+    assert choose(planner, forced).chosen.stages_ms["tail"] == pytest.approx(10.0, rel=0.01)
+    planner.companion_paced(8.0, 0.3, 2.0)
+    assert choose(planner, forced).chosen.stages_ms["tail"] == pytest.approx(50.0, rel=0.01)
+    planner.connected(max_message_bytes=1 << 28)
+    planner.companion_ready("m", 10.0, 0.5)
+    assert choose(planner, forced).chosen.stages_ms["tail"] == pytest.approx(50.0, rel=0.01)
+    planner.companion_paced(1.6, 9.0, 12.0)
+    assert choose(planner, forced).chosen.stages_ms["tail"] == pytest.approx(10.0, rel=0.01)
+    planner.connected(max_message_bytes=1 << 28, way="another")
+    planner.companion_ready("m", 10.0, 0.5)
+    planner.companion_paced(8.0, 0.0, 13.0)  # another machine: its first word is what its times hold for
+    assert choose(planner, forced).chosen.stages_ms["tail"] == pytest.approx(10.0, rel=0.01)
+
+
 def test_a_picture_that_was_slow_there_is_quick_again_with_whatever_else_runs_there() -> None:
     planner = connected_planner()
     for tail_ms, picture_ms in ((10.0, 0.5),) * 10 + ((50.0, 2.5),) * 4:  # five times slower, all that it does

@@ -7,14 +7,15 @@ from dataclasses import replace
 import pytest
 
 from agent.replay.example import ENCODED_BYTES, example, known_example
+from agent.replay.known import Known
 from agent.replay.policies.oracle import Oracle
 from agent.replay.policies.ours import Ours
 from agent.replay.policies.two_way import TwoWay
 from agent.replay.simulate import Simulation, simulate
 from agent.replay.summary import Summary, requests_to_recover
 from agent.replay.traces import STEADY, TRACES, lasts_s
-from agent.replay.world import Arrival, Fate, Moment, World
-from split.plan.plan import LOCAL, Placement
+from agent.replay.world import Arrival, Fate, Moment, Stages, World
+from split.plan.plan import LOCAL, Placement, Plan
 
 KNOWN = {"m": known_example()}
 
@@ -44,6 +45,23 @@ def test_on_rate_steps_it_is_ahead_of_the_two_way_rule_and_back_within_five_requ
     assert Summary.of(ours, best).mean_ms < Summary.of(rule, best).mean_ms
     assert requests_to_recover(ours, best, 20.0) <= 5
     assert requests_to_recover(ours, best, 40.0) <= 5
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_it_leaves_a_companion_that_becomes_slow_and_goes_back_when_it_says_that_it_is_slow_no_more(seed: int) -> None:
+    """Offload takes 10 + 5.6 + 2 · 0.1 + 13 = 29 ms, local 75; with the companion five times slower 81: nothing but
+    its word tells of the end."""
+    offload = Stages(up_bytes=35_000, cloud_decode_ms=3.5, tail_ms=9.5, down_bytes=4_064, finish_ms=75.0)
+    plans = {LOCAL: Stages(image_ms=15.0, head_ms=60.0), Plan(placement=Placement.OFFLOAD, codec="encoded"): offload}
+    trace = TRACES["cloud slowdown"]()
+    asked = [Arrival(at_s=0.2 * n, model="m", deadline_ms=400.0, encoded_bytes=35_000) for n in range(300)]
+    run = World(models={"m": plans}, trace=trace, arrivals=asked, jitter=0.05, seed=seed)
+    known = {"m": Known.of(plans)}
+    best, ours = simulate(run, Oracle()), simulate(run, Ours(known))
+    assert [requests_to_recover(ours, best, step_s) <= 5 for step_s in (20.0, 40.0)] == [True, True]
+    assert Summary.of(ours, best).regret < 1.03
+    silent = replace(run, paced_after_s=None)
+    assert requests_to_recover(simulate(silent, Ours(known)), best, 40.0) > 5
 
 
 def test_in_an_outage_it_hedges_stays_here_and_goes_back() -> None:

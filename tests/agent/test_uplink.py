@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,14 +17,16 @@ from split.errors import (
     ConnectionLost,
 )
 from split.ids import ModelDigest
+from split.plan.plan import Placement
 from split.transport.memory import MemoryChannel
 from split.transport.virtual_time import run_in_virtual_time
-from split.wire.messages import Goodbye, Infer, Message, ModelOffer, Refused, Renew
+from split.wire.messages import Goodbye, Infer, Message, ModelOffer, Pace, Refused, Renew
 from tests.agent.uplink_world import (
     CUTS,
     DIGEST,
     GOLDEN,
     HOST,
+    TENSOR,
     World,
     model,
     ready,
@@ -70,6 +74,26 @@ async def test_a_companion_that_says_goodbye_and_then_nothing_is_left_all_the_sa
         with pytest.raises(ConnectionLost):
             await lost
         await world.until(lambda: world.why() == "", within_s=5)
+
+
+def test_what_the_companion_says_of_its_pace_is_what_is_expected_of_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(World(tmp_path)) as world:
+            await world.until(lambda: world.opened() == set(CUTS))
+            forced = dataclasses.replace(TENSOR, mode=Placement.OFFLOAD)
+
+            def tail_ms() -> float:
+                decision = world.planner.decide("m", forced, edge_queue_ms=0.0, now_s=world.now)
+                return decision.chosen.stages_ms["tail"]
+
+            world.companion_end.send(Pace(work_ms=1.5))
+            world.companion_end.send(Pace(work_ms=6.0, since_ms=300.0))
+            await asyncio.sleep(1)
+            assert tail_ms() == pytest.approx(40.0, rel=0.01)  # 10 when it was ready
+            world.companion_end.send(Pace(work_ms=math.nan))
+            await world.until(lambda: len(world.connected) == 2)  # not understood: that connection is over
+
+    run_in_virtual_time(main())
 
 
 @pytest.mark.parametrize("minor", [0, 1, 2])

@@ -60,8 +60,8 @@ chain (float[N, 4] x, float[4] bias) => (float[N, 4] y, float[N, 4] early)
 """Two inputs (the second needed late), an output made early, a value used twice: every way a tensor can travel."""
 
 
-def hello() -> Hello:
-    return Hello(major=1, minor=0, agent="test", runtime="test", max_message_bytes=1 << 26, codecs=("raw",))
+def hello(minor: int = 0) -> Hello:
+    return Hello(major=1, minor=minor, agent="test", runtime="test", max_message_bytes=1 << 26, codecs=("raw",))
 
 
 @dataclass
@@ -216,8 +216,10 @@ class House:
     workbench: InProcessWorkbench
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
-    def connect(self, name: str = "camera-1", limits: Limits = DEFAULT_LIMITS) -> Device:
-        device, companion = memory_pair(hello(), hello(), device=PeerIdentity(name=name, role="device"), limits=limits)
+    def connect(self, name: str = "camera-1", limits: Limits = DEFAULT_LIMITS, *, minor: int = 0) -> Device:
+        device, companion = memory_pair(
+            hello(minor), hello(), device=PeerIdentity(name=name, role="device"), limits=limits
+        )
         session = Session(companion, self.companion)
         task = asyncio.create_task(session.run())
         self.tasks.append(task)

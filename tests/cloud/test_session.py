@@ -32,6 +32,7 @@ from split.wire.messages import (
     ModelNeed,
     ModelOffer,
     ModelReady,
+    Pace,
     Priority,
     Refused,
     Reply,
@@ -687,6 +688,24 @@ async def test_a_refusal_names_what_came_but_not_all_of_it(house, chain):
     refused = await device.next()
     assert refused.code == "INVALID_REQUEST"
     assert len(refused.message) <= 2000
+
+
+async def test_a_device_that_understands_it_is_told_each_new_pace_once(house):
+    device, old = house.connect(minor=2), house.connect("camera-2", minor=1)
+    for work_ms, since_s in ((1.0, 0.0), (1.0, 0.0), (5.0, 0.3), (5.0, 0.0)):
+        device.session.tell_pace(work_ms, since_s)
+        old.session.tell_pace(work_ms, since_s)
+    assert await device.next() == Pace(work_ms=1.0)
+    assert await device.next() == Pace(work_ms=5.0, since_ms=300.0)
+    for one in (device, old):
+        one.session.goodbye("that is all")
+        assert await one.next() == Goodbye(reason="that is all")
+
+
+async def test_who_comes_later_is_told_the_pace_as_it_is(house):
+    device = house.connect(minor=2)
+    device.session.tell_pace(5.0, 30.0)
+    assert await device.next() == Pace(work_ms=5.0), "nothing was said before on this connection"
 
 
 async def test_after_its_goodbye_a_companion_answers_what_it_took_and_takes_nothing_new(house, chain, feeds):
