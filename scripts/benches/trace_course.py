@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,8 @@ RUNS_S: Final = 0.0005
 """How long a slowed program runs at a stretch: short beside every stage that counts, so that each is stretched by the
 ratio and not by whole stretches (at 2 ms one of 4 ms took 10, 20 or 30)."""
 LOOK_S: Final = 0.02
+SWITCH_S: Final = 0.0002
+"""How long another thread of this process may keep a brake waiting: Python's own 5 ms are ten stretches."""
 OWED_S: Final = 0.01
 """What is made up for of a thread that was late itself; more was no brake's matter but a busy machine's."""
 
@@ -83,6 +86,8 @@ class _Brake:
 def driven(pair: LabPair, course: Sequence[Moment]) -> Iterator[Callable[[], float]]:
     """The trace runs from now on; gives its clock in seconds. At the end everything is as in its first moment."""
     brakes = {name: _Brake(partial(pair.send_signal, name)) for name in ("agent", "companion")}
+    switch_s = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
     started_s, ended = time.monotonic(), threading.Event()
 
     def clock_s() -> float:
@@ -103,6 +108,7 @@ def driven(pair: LabPair, course: Sequence[Moment]) -> Iterator[Callable[[], flo
         follower.join()
         for brake in brakes.values():
             brake.release()
+        sys.setswitchinterval(switch_s)
         pair.change(course[0].up_mbit_s, course[0].down_mbit_s, course[0].rtt_ms, connected=True)
 
 
