@@ -361,6 +361,7 @@ def as_json(estimate: PlanEstimate) -> dict[str, Any]:
         "stages_ms": {stage: round(ms, 3) for stage, ms in estimate.stages_ms.items()},
         "bytes": estimate.bytes,
         "fidelity": estimate.fidelity,
+        "level": estimate.level,
         "allowed": estimate.allowed,
         "why_not": estimate.why_not or None,
         "parts": estimate.parts,

@@ -238,8 +238,8 @@ class Openings:
             golden=await self._golden.offered(model),
         )
         folder = Path(model.card.path).parent
-        read = partial(_piece, folder)
-        source = _Source(model=model, files=model.card.files, read=read)
+        waits = partial(self._planner.companion_not_ready, model.name)
+        source = _Source(waits=waits, files=model.card.files, read=partial(_piece, folder))
         async with self._turn(model.digest):
             with self._asking(offer) as answers:
                 answer = await _next(answers)
@@ -282,7 +282,9 @@ class Openings:
     async def _share_calibration(self, model: ServedModel) -> None:
         files = sidecar_files(model.sidecar.data)
         offer = ModelOffer(digest=digest_of_files(files), files=files, calibrates=model.digest)
-        source = _Source(model=model, files=files, read=_of(model.sidecar.data))
+        source = _Source(
+            waits=partial(self._planner.codec_not_ready, model.name, KLT), files=files, read=_of(model.sidecar.data)
+        )
         async with self._turn(offer.digest):
             with self._asking(offer) as answers:
                 answer = await _next(answers)
@@ -315,7 +317,7 @@ class Openings:
             if start < 0 or length < 0 or start + length > sizes[name]:
                 raise RemoteProtocolError(f"the companion wants {length} bytes of {name!r} from {start}, over its end")
             for offset in range(start, start + length, piece_bytes):
-                await self._bytes_left(source.model, left_bytes, answers)
+                await self._bytes_left(source, left_bytes, answers)
                 await self._channel.drain(BULK_WINDOW_BYTES)
                 if not answers.empty():
                     return
@@ -335,10 +337,10 @@ class Openings:
         fits = len(offer.golden) + len(chunks) <= room
         return msgspec.structs.replace(offer, chunks=chunks) if fits else offer
 
-    async def _bytes_left(self, model: ServedModel, count: int, answers: asyncio.Queue[Message]) -> None:
+    async def _bytes_left(self, source: _Source, count: int, answers: asyncio.Queue[Message]) -> None:
         """Wait until so many bytes may cross the link this month; an answer of the companion ends the wait."""
         while (why := self._planner.metered_why_not(count)) and answers.empty():
-            self._planner.companion_not_ready(model.name, f"the model is not there yet and waits: {why}")
+            source.waits(f"it is not there yet and waits: {why}")
             await asyncio.sleep(METERED_LOOK_S)
 
     async def _open(self, model: ServedModel, cut: CutCard) -> None:
@@ -388,7 +390,8 @@ def _key(asked: Opening) -> _Key:
 class _Source:
     """What a companion may ask for."""
 
-    model: ServedModel
+    waits: Callable[[str], None]
+    """Told why nothing goes for now."""
     files: Files
     read: Callable[[str, int, int], bytes]
     """(file, offset, bytes); blocking."""

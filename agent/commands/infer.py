@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from agent.commands.options import add_url_argument, positive
+from agent.commands.options import add_url_argument, not_negative, positive
 from agent.http_client import DaemonClient
 from split.errors import InvalidRequest
 from split.oip.infer import OipResponse, Scalar
@@ -31,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", choices=MODES, default="auto", help="force a placement (default: the daemon chooses)")
     parser.add_argument("--cut", metavar="ID", help="force a cut, see `isthmus cuts`")
     parser.add_argument("--codec", choices=CODECS, help="force how tensors travel")
+    parser.add_argument(
+        "--fidelity", type=not_negative, metavar="X", help="a bound closer than the contract's, by its measure"
+    )
     parser.add_argument("--deadline-ms", type=positive, metavar="MS", help="answer within so many milliseconds")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -44,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
         "isthmus.mode": args.mode,
         "isthmus.cut": args.cut,
         "isthmus.codec": args.codec,
+        "isthmus.fidelity": args.fidelity,
         "isthmus.deadline_ms": args.deadline_ms,
     }
     parameters: dict[str, Scalar] = {key: value for key, value in wishes.items() if value is not None}

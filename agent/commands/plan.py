@@ -276,6 +276,7 @@ def _shown(plan: PlanEstimate) -> dict[str, Any]:
         "stages_ms": dict(plan.stages_ms),
         "bytes": plan.bytes,
         "fidelity": plan.fidelity,
+        "level": plan.level,
         "allowed": plan.allowed,
         "why_not": plan.why_not,
         "energy_j": plan.energy_j,

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from agent.calibrated import calibrated, sidecar_beside
 from agent.commands.model_argument import CHILD_TIMEOUT_S, add_inputs_argument, add_model_argument, model_path
 from agent.model_cache import find_card
 from split.errors import InvalidModel
@@ -84,7 +85,8 @@ def cache_folder(arguments: argparse.Namespace) -> Path:
 def profiled(
     path: Path, cache: Path, *, inputs: Path | None = None, again: bool = False, on_progress: Progress
 ) -> tuple[ModelCard, ModelProfile]:
-    """Card and measurements of a model file: from the cache where they hold for this file and device, else made now.
+    """Card and measurements of a model file: from the cache where they hold for this file and device, else made now;
+    with the curves of the calibration beside it.
 
     `inputs`: an `.npz` to measure on. `again`: measure even when the cache has it. InvalidModel as the workbench says.
     """
@@ -115,7 +117,7 @@ def profiled(
         profile = read_profile(folder)
     if profile is None:
         raise InvalidModel(f"the measurements of {path} cannot be read back from {folder}; is the disk full?")
-    return card, profile
+    return card, calibrated(card, profile, sidecar_beside(path, card.digest).calibration)
 
 
 @contextlib.contextmanager

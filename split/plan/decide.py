@@ -10,7 +10,7 @@ from functools import partial
 
 from split.plan.choose import Compared
 from split.plan.constraints import may_run, only_local, why_unmet, wish_text, wished
-from split.plan.explain import RunnersUp, bound, estimate, here, why_not_split
+from split.plan.explain import RunnersUp, bound, estimate, here, setting_text, why_not_split
 from split.plan.exploring import Explorer
 from split.plan.observation import Observation
 from split.plan.parting import in_parts
@@ -64,7 +64,8 @@ def decide(
         said = (
             why() if explored is None else f"{table.labels[row]} runs instead of {table.labels[best]}, {explored.why}"
         )
-        return prefix + said + (suffix if forced else bound(compared, best))
+        setting = setting_text(table, row)
+        return prefix + said + (f" ({setting})" if setting else "") + (suffix if forced else bound(compared, best))
 
     return Decision(
         chosen=estimate(table, observation, facts, prediction, row, may_run=row != LOCAL_ROW),

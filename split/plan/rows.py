@@ -68,6 +68,7 @@ _NOTHING: Final = Point(level=-1, mean_bytes=0, p95_bytes=0, fidelity={})
 class Within:
     """All rows within one bound, as columns in their order."""
 
+    bound: float
     up: Floats
     """Mean payload bytes; 0 for encoded, whose size the request brings."""
     up_sigma: Floats
@@ -87,7 +88,7 @@ class Rows:
 
     def __init__(self, rows: Sequence[Row], contract: Contract, runs_on: Sequence[str] | None) -> None:
         self.rows = tuple(rows)
-        self.bound = contract.data.fidelity.bound
+        self.measure, self.bound = contract.data.fidelity.measure, contract.data.fidelity.bound
         self._contract = contract
         self._runs_on = runs_on
         self._kept: dict[float, Within] = {}
@@ -102,12 +103,13 @@ class Rows:
         return found
 
     def _within(self, bound: float) -> Within:
-        measure = self._contract.data.fidelity.measure
+        measure = self.measure
         sent = [row.sent(measure, bound) for row in self.rows]
         up = np.array([point.mean_bytes for point in sent], dtype=np.float64)
         p95 = np.array([point.p95_bytes for point in sent], dtype=np.float64)
         why_not = self._why_not(sent, bound)
         return Within(
+            bound=bound,
             up=up,
             up_sigma=np.maximum(p95 - up, 0.0) / P95_SIGMAS,
             levels=tuple(point.level if point.level >= 0 else None for point in sent),

@@ -22,7 +22,7 @@ from split.profiles.measured import CodecCosts, CutCosts
 from split.runtime.engine import Segment
 from split.runtime.profiler import measure_interleaved
 from split.tensor import Tensors, worst_difference
-from split.workbench.codec_costs import codec_costs, joined
+from split.workbench.codec_costs import Calibrated, codec_costs, joined
 from split.workbench.golden import Golden
 from split.workbench.optimise import Opener, open_halves
 from split.workbench.spending import Care, Spending
@@ -133,8 +133,9 @@ def run_cut(
     compared: Tensors,
     open_best: Opener,
     opened: contextlib.ExitStack,
+    calibrated: Calibrated | None = None,
 ) -> _Halves:
-    """The cut's halves, run on every request and compared; `opened` closes them."""
+    """The cut's halves, run on every request and compared; `opened` closes them. `calibrated`: as for `codec_costs`."""
     head, tail, _ = open_halves(cut, folder, golden[0].inputs, open_best)
     opened.callback(head.close)
     opened.callback(tail.close)
@@ -149,7 +150,10 @@ def run_cut(
         time[f"{name}head"] = runs(head, head_feeds)
         time[f"{name}tail"] = runs(tail, tail_feeds)
     codecs = codec_costs(
-        travels[: len(golden)], lambda tensors: tail.run({name: tensors[name] for name in tail.inputs}), golden
+        travels[: len(golden)],
+        lambda tensors: tail.run({name: tensors[name] for name in tail.inputs}),
+        golden,
+        calibrated,
     )
     made = head.run({name: compared[name] for name in cut.head_inputs})
     run = made | tail.run({name: (made if name in made else compared)[name] for name in tail.inputs})

@@ -20,10 +20,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from split.codec.calibration import CALIBRATION_FILE, Calibration, read_calibration
 from split.codec.golden import sample
 from split.codec.image import prepare_image
 from split.codec.payload import encode
-from split.errors import EngineFailed, InvalidModel, InvalidRequest
+from split.errors import EngineFailed, InvalidCalibration, InvalidModel, InvalidRequest
 from split.graph.card import FolderBefore, ModelCard
 from split.graph.growth import open_dims, sizes_of
 from split.plan.costs import spread_out
@@ -41,7 +42,7 @@ from split.runtime.optimised import WHOLE
 from split.runtime.profiler import measure, measure_interleaved
 from split.runtime.tuning import fastest
 from split.tensor import Tensors, bind_dims, worst_difference
-from split.workbench.codec_costs import codec_costs, joined
+from split.workbench.codec_costs import calibrated_cut, codec_costs, joined
 from split.workbench.golden import Golden, golden_requests, inputs_to_compare, profile_basis, typical_jpeg, write_golden
 from split.workbench.halves import OtherRequest, cut_costs, measure_cuts, run_cut, runs, time_cut
 from split.workbench.node_times import head_shares
@@ -95,6 +96,7 @@ def profile_model(
     started_s = now_s()
     before = FolderBefore(Path(card.path))
     basis = profile_basis(Path(card.path), contract)
+    calibration = _calibration(card)
     on_progress("opening the model", 0.0)
     whole: Segment = engine.open(Path(card.path), threads=tunings[0].threads)
     golden = golden_requests(card, whole, inputs=inputs, contract=contract)
@@ -130,7 +132,9 @@ def profile_model(
     found = measure_cuts(
         order,
         Spending(whole_ms=whole_ms, requests=len(golden), budget_s=budget_s),
-        run=lambda cut, opened: run_cut(cut, folder, golden, other, compared, open_best, opened),
+        run=lambda cut, opened: run_cut(
+            cut, folder, golden, other, compared, open_best, opened, calibrated_cut(calibration, cut.id)
+        ),
         time_halves=lambda halves: time_cut(halves, whole, golden, other, timing_s),
         on_progress=on_progress,
         spent_s=lambda: now_s() - started_s,
@@ -174,6 +178,15 @@ def profile_model(
     write_profile(profile, folder)
     on_progress("done", 1.0)
     return profile
+
+
+def _calibration(card: ModelCard) -> Calibration | None:
+    """What lies beside the model file; one that is damaged costs the times of codec klt."""
+    try:
+        return read_calibration(Path(card.path).with_name(CALIBRATION_FILE), card.digest)
+    except InvalidCalibration as error:
+        log.warning("%s", error)
+        return None
 
 
 def _as_cut(engine: Engine) -> TunedOpener:
