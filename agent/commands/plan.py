@@ -276,11 +276,11 @@ def _shown(plan: PlanEstimate) -> dict[str, Any]:
         "stages_ms": dict(plan.stages_ms),
         "bytes": plan.bytes,
         "fidelity": plan.fidelity,
-        "level": plan.level,
         "allowed": plan.allowed,
         "why_not": plan.why_not,
         "energy_j": plan.energy_j,
         "money": plan.money,
+        "level": plan.level,
     }
 
 

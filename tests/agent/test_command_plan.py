@@ -21,7 +21,7 @@ from split.graph.card import read_card
 from split.profiles.measured import read_profile, write_profile
 
 PLAN_FIELDS = ["placement", "cut", "codec", "predicted_ms", "stages_ms", "bytes", "fidelity", "allowed", "why_not"]
-PLAN_FIELDS += ["energy_j", "money"]
+PLAN_FIELDS += ["energy_j", "money", "level"]
 MODEL = """
 <ir_version: 8, opset_import: ["" : 17]>
 tiny (float[1,64] x) => (float[1,4] y)
