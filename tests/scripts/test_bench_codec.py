@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from scripts.benches.codec import REFERENCES, TARGETS
 from scripts.benches.codec_curves import Curve, Measurements, bytes_at, cheapest, ratio_at
+from scripts.benches.codec_model import Contest, Network, Stages, modelled_ms, summary
+from scripts.benches.codec_plot import draw
+from scripts.benches.codec_rivals import measure, picture_rivals
+from scripts.benches.codec_subjects import Sample, Subject, as_input, crops_of, with_text, word_pieces, words
+from split.profiles.image_spec import ImageSpec
+from split.tensor import Tensors
 
 
 def curve(*points: tuple[float, float]) -> Curve:
@@ -83,3 +92,103 @@ def test_a_rival_that_never_comes_as_close_is_infinitely_larger() -> None:
     assert ratio_at(measured([[50]], [[0.5]], [0]), ours, 0.01).value == math.inf
     assert cheapest({"ours": ours, "rival": measured([[50]], [[0.5]], [0])}, 0.01) == ("ours", 100)
     assert cheapest({"ours": ours}, 0.001) == ("", math.inf)
+
+
+# -- what it measures on ----------------------------------------------------------------------------------------------
+
+SPEC = ImageSpec(resize=40, crop=32, mean=(127.0, 127.0, 127.0), std=(128.0, 128.0, 128.0))
+
+
+def photograph(folder: Path) -> Path:
+    """A slope of brightness with grain, so that mirroring and place show."""
+    pixels = np.tile(np.linspace(20, 220, 90), (60, 1))[..., None] + np.random.default_rng(4).normal(0, 9, (60, 90, 3))
+    path = folder / "photo.png"
+    Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(path)
+    return path
+
+
+def test_crops_are_the_same_each_time_and_every_other_one_is_mirrored(tmp_path: Path) -> None:
+    path = photograph(tmp_path)
+    first, again, other = (crops_of(path, 32, 4, seed=seed) for seed in (1, 1, 2))
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not any(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+    assert {crop.shape for crop in first} == {(32, 32, 3)}
+    brighter_right = [crop[:, 16:].mean() > crop[:, :16].mean() for crop in first]
+    assert brighter_right == [True, False, True, False]
+
+
+def test_text_is_drawn_over_a_photograph_the_same_each_time() -> None:
+    plain = np.full((320, 320, 3), 100, np.uint8)
+    drawn = with_text(plain, seed=5)
+    assert np.array_equal(drawn, with_text(plain, seed=5))
+    assert {0, 255} <= set(np.unique(drawn).tolist())
+    assert (plain == 100).all()
+
+
+def test_words_become_the_longest_known_pieces_first() -> None:
+    # The example of the BERT repository: "unaffable" → un ##aff ##able.
+    known = {"un": 1, "##aff": 2, "##able": 3, "##a": 4, "[UNK]": 9}
+    assert words("  Unaffable, Élan!") == ["unaffable", ",", "elan", "!"]
+    assert list(word_pieces("unaffable", known)) == [1, 2, 3]
+    assert list(word_pieces("other", known)) == [9]
+
+
+def test_a_rival_is_measured_at_each_of_its_settings_on_each_sample(tmp_path: Path) -> None:
+    subject = Subject(model="none", kind="none", measure="relative", input="x", spec=SPEC)
+    crops = crops_of(photograph(tmp_path), 32, 2, seed=1)
+    samples = [Sample(source=3, tensors={"x": as_input(crop, SPEC)}, plain=crop) for crop in crops]
+
+    def brightness(tensors: Tensors) -> Tensors:
+        return {"y": tensors["x"].mean(axis=(2, 3))}
+
+    rivals = list(picture_rivals(subject, quick=True))
+    found = measure(rivals, samples, [brightness(sample.tensors) for sample in samples], brightness, subject)
+    assert {"jpeg", "webp"} <= set(found)
+    assert set(REFERENCES) <= set(found["jpeg"].settings)
+    for one in found.values():
+        assert one.bytes.shape == (len(one.settings), 2)
+        assert (np.diff(one.bytes.mean(axis=1)) > 0).all()  # better quality, more bytes
+        assert one.sources.tolist() == [3, 3]
+        assert np.isfinite(one.fidelity).all()
+
+
+# -- the grid ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_takes_the_sum_of_its_stages_with_the_devices_slowed_down() -> None:
+    timings = [
+        {"head": 4.0, "encode": 0.5, "network": 9.0, "cloud_decode": 0.25, "tail": 8.0, "total": 22.0},
+        {"head": 4.0, "encode": 0.5, "network": 30.0, "cloud_decode": 0.25, "tail": 8.0, "total": 43.0},
+    ]
+    stages = Stages.of(timings, [22.75, 43.75], 2000.0)
+    assert (stages.device_ms, stages.cloud_ms, stages.beside_ms) == (4.5, 8.25, 1.0)
+    network = Network([(1000, 10), (3000, 30), (5000, 50)])
+    assert modelled_ms(stages, 10, network) == pytest.approx(45 + 8.25 + 1 + 20)
+    local = Stages.of([{"whole": 12.0}], [12.5], 0.0)
+    assert modelled_ms(local, 5, network) == pytest.approx(60.5)
+
+
+def test_a_link_is_straight_between_and_beyond_what_was_measured_and_a_stall_does_not_bend_it() -> None:
+    assert Network([(1000, 10), (3000, 30)]).ms(2000) == pytest.approx(20)
+    assert Network([(1000, 10), (3000, 30)]).ms(5000) == pytest.approx(50)
+    assert Network([(1000, 90), (3000, 30)]).ms(1000) == pytest.approx(30)
+    assert Network([(1000, 10)]).ms(9000) == pytest.approx(10)
+
+
+def test_a_split_is_held_against_the_fastest_of_everything_else() -> None:
+    cell = Contest.of({"local": 60.0, "offload jpeg": 48.0, "split a klt": 40.0, "split b klt": 41.0})
+    assert (cell.split, cell.other, cell.gain, cell.won) == ("split a klt", "offload jpeg", 1.2, True)
+    close = Contest.of({"local": 41.0, "split a klt": 40.0})
+    assert not close.won
+    found = summary([cell, close, Contest.of({"local": 80.0, "split a klt": 40.0})])
+    assert (found["cells"], found["won"]) == (3, 2)
+    assert found["median_gain_where_won"] == pytest.approx(1.6)
+    assert summary([close])["median_gain_where_won"] == 1.0
+
+
+def test_curves_are_drawn(tmp_path: Path) -> None:
+    curves = {"80×14×14": curve((1000, 0.1), (4000, 0.001)), "jpeg": curve((9000, 0.2), (30000, 0.004))}
+    path = tmp_path / "curves.png"
+    draw(curves, "bytes against fidelity", "KL", {f"KL {value:g}": value for value in TARGETS.values()}, path)
+    with Image.open(path) as picture:
+        assert len(picture.convert("RGB").getcolors(1 << 20) or []) > 4
