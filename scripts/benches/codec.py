@@ -43,7 +43,9 @@ BOTTLENECK: Final = (80, 14, 14)
 REFERENCES: Final = ("q95", "q90", "q75")
 """Other models are compared where JPEG at these qualities leads them, whatever that is."""
 CROPS, CROPS_QUICK, CROPS_OTHER = 4, 1, 1
-SPREAD, SPREAD_QUICK = 30.0, 2.5
+OFFSETS: Final = tuple(range(-20, 25, 4))
+OFFSETS_QUICK: Final = (-8, -4, 0, 4, 8)
+"""Beside the level where the calibration's curve meets a target; 8 halve the step, for a quarter of the divergence."""
 ROUNDS, ROUNDS_QUICK = 300, 60
 FALLBACK_ROUNDS: Final = 20
 
@@ -116,7 +118,7 @@ def _figures(
     ours, cut = found.splits[name], found.cuts[name]
     high, low = (bytes_at(ours, value) for value in TARGETS.values())
     ratios = {rival: ratio_at(one, ours, TARGETS["036"]) for rival, one in found.rivals.items()}
-    [level, *_] = levels_near(calibration, cut.cut, found.subject.measure, [TARGETS["036"]], 1.2)
+    [level] = levels_near(calibration, cut.cut, found.subject.measure, [TARGETS["036"]], [0])
     times = coder_times(cut, level, samples[:8], ROUNDS_QUICK if quick else ROUNDS, native=True)
     slow = coder_times(cut, level, samples[:8], FALLBACK_ROUNDS, native=False)
     over = over_ideal(cut, level, samples)
@@ -174,12 +176,11 @@ def _compared(
     rivals = _rivals(one, samples, expected, whole.run, quick=quick)
     if not targets:
         targets = list(_references(rivals).values())
-    spread = SPREAD_QUICK if quick else SPREAD
     named = {f"{cut.shapes} ({cut.share:.0%}, {cut.cut[:6]})": cut for cut in cuts}
     splits, int8 = {}, {}
     for name, cut in named.items():
         print(f"  {one.model} {name} …", file=sys.stderr, flush=True)
-        levels = levels_near(calibration, cut.cut, one.measure, targets, spread)
+        levels = levels_near(calibration, cut.cut, one.measure, targets, OFFSETS_QUICK if quick else OFFSETS)
         splits[name] = measure_klt(cut, levels, samples, expected, one.measure)
         if not quick:
             int8[name] = measure_int8(cut, samples, expected, one.measure)

@@ -11,7 +11,7 @@ from agent.commands.chart import GRID, INK, MUTED, Canvas, Panel, size_text
 from scripts.benches.codec_curves import Curve
 
 WIDTH, HEIGHT = 900, 560
-COLOURS: Final = {"jpeg": "#30363d", "webp": "#7b3f98", "avif": "#b02a4c"}
+COLOURS: Final = {"jpeg": "#30363d", "jpeg 4:4:4": "#8a929b", "webp": "#7b3f98", "avif": "#b02a4c"}
 OURS: Final = ("#1d5c8f", "#4a8fc0", "#7a9e7e", "#d9622b", "#c99a2e", "#66727f")
 """In the order of the cuts, the cheapest first."""
 MARGIN: Final = 1.15

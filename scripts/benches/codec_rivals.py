@@ -1,8 +1,8 @@
 """What a split is held against: the picture (or the text) itself, coded as others would, at every quality worth trying.
 
 A rival's bytes are its file alone, without anything around it; what the model then answers is measured as for a split.
-JPEG and WebP go through the codec that the daemon has (`split/codec/picture.py`), at full size and smaller; AVIF is
-measured only, and so are the bytes of an input that travels as it is.
+JPEG and WebP go through the codec that the daemon has (`split/codec/picture.py`), at full size and smaller; JPEG 4:4:4
+and AVIF are measured only, and so are the bytes of an input that travels as it is.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from split.tensor import Array, Tensors
 AVIF_SPEED: Final = 6
 """libavif's own default in Pillow: 17 ms for 224 × 224 at 8, some 40 at 6, on one core."""
 AVIF_QUALITIES: Final = (40, 55, 65, 75, 82, 88, 92, 95)
+JPEG_444_QUALITIES: Final = (35, 50, 65, 80, 88, 92, 95, 97)
+"""With chroma at full resolution, which networks see: 5 to 15 % fewer bytes at equal fidelity than usual JPEG."""
 
 Coded = tuple[int, Array]
 """Bytes of the file, and the model's input as it comes out."""
@@ -42,8 +44,8 @@ class Rival:
 
 
 def picture_rivals(subject: Subject, *, quick: bool) -> Iterator[Rival]:
-    """JPEG and WebP at their levels (`quick`: at full size and the qualities around what is compared), AVIF where
-    Pillow has it."""
+    """JPEG and WebP at their levels (`quick`: at full size and the qualities around what is compared), JPEG
+    without halved chroma, AVIF where Pillow has it."""
     spec = subject.spec
     assert spec is not None
     for codec in ("jpeg", "webp"):
@@ -53,6 +55,8 @@ def picture_rivals(subject: Subject, *, quick: bool) -> Iterator[Rival]:
             name = f"q{setting.quality}" + (f" at {setting.quarters}/4" if setting.quarters < 4 else "")
             code = partial(_through_codec, spec=spec, input_name=subject.input, codec=codec, level=level)
             yield Rival(codec=codec, setting=name, code=code)
+    for quality in JPEG_444_QUALITIES[4 if quick else 0 :]:
+        yield Rival(codec="jpeg 4:4:4", setting=f"q{quality}", code=partial(_through_444, spec=spec, quality=quality))
     if features.check("avif"):
         for quality in AVIF_QUALITIES[3 if quick else 0 :]:
             yield Rival(codec="avif", setting=f"q{quality}", code=partial(_through_avif, spec=spec, quality=quality))
@@ -109,9 +113,17 @@ def _through_codec(sample: Sample, *, spec: ImageSpec, input_name: str, codec: s
     return len(plain) - framing, decode_picture(memoryview(plain), tensor.shape, input_name)
 
 
+def _through_444(sample: Sample, *, spec: ImageSpec, quality: int) -> Coded:
+    return _through_file(sample, spec, "JPEG", quality=quality, optimize=True, subsampling="4:4:4")
+
+
 def _through_avif(sample: Sample, *, spec: ImageSpec, quality: int) -> Coded:
+    return _through_file(sample, spec, "AVIF", quality=quality, speed=AVIF_SPEED, max_threads=1)
+
+
+def _through_file(sample: Sample, spec: ImageSpec, form: str, **options: object) -> Coded:
     file = io.BytesIO()
-    Image.fromarray(_pixels(sample)).save(file, "AVIF", quality=quality, speed=AVIF_SPEED, max_threads=1)
+    Image.fromarray(_pixels(sample)).save(file, form, **options)
     size = file.tell()
-    with Image.open(file, formats=("AVIF",)) as opened:
+    with Image.open(file, formats=(form,)) as opened:
         return size, as_input(np.asarray(opened.convert("RGB"), np.uint8), spec)

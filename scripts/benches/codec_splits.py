@@ -27,7 +27,13 @@ from scripts.benches.codec_subjects import Sample, Subject
 from scripts.benches.figure import CACHE, interleaved
 from scripts.models import ROOT, Unavailable
 from split.codec import klt
-from split.codec.calibration import CALIBRATION_FILE, CALIBRATION_VERSION, Calibration, read_calibration
+from split.codec.calibration import (
+    CALIBRATION_FILE,
+    CALIBRATION_VERSION,
+    LEVEL_MAX,
+    Calibration,
+    read_calibration,
+)
 from split.codec.fallback import Fallback
 from split.codec.klt import BoundaryTables, decode_klt, encode_klt, ideal_bytes
 from split.codec.payload import decode, encode
@@ -48,6 +54,8 @@ TEXT_CROPS: Final = 2
 COEFFICIENTS: Final = 16_000
 """What the coder's times are for."""
 DECODED_MAX: Final = 1 << 30
+LEAST: Final = 1e-9
+"""Of a measure, so that it has a logarithm."""
 CODECS: Final = ["raw", "fp16", "int8", "klt", "jpeg", "webp"]
 
 
@@ -174,13 +182,13 @@ def parted(path: Path, calibration: Calibration, inputs: Tensors) -> Iterator[li
 
 
 def levels_near(
-    calibration: Calibration, cut: CutId, measure: str, targets: Sequence[float], spread: float
+    calibration: Calibration, cut: CutId, measure: str, targets: Sequence[float], offsets: Sequence[int]
 ) -> list[int]:
-    """The calibration's levels that by its own curve lie between the targets or up to `spread` times beside them."""
-    off = {point.level: point.fidelity.get(measure, math.inf) for point in calibration.curves[cut].points}
-    low, high = min(targets) / spread, max(targets) * spread
-    near = sorted(level for level, value in off.items() if low <= value <= high)
-    return near or [min(off, key=lambda level: abs(math.log(max(off[level], 1e-9) / high)))]
+    """Levels around the ones where the calibration's own curve meets the targets: these and `offsets` beside them."""
+    curve = calibration.curves[cut].points
+    off = {point.level: point.fidelity.get(measure, math.inf) for point in curve}
+    met = [min(off, key=lambda level: abs(math.log(max(off[level], LEAST) / target))) for target in targets]
+    return sorted({min(max(level + offset, 0), LEVEL_MAX) for level in met for offset in offsets})
 
 
 def measure_klt(
