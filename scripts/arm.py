@@ -1,5 +1,6 @@
 """Hold an ARM64 device, emulated, against this machine: what both compute, and what an ARM board needs.
 
+    codec      bits of codec klt, per processor: plain Python, and compiled where there is a cross-compiler
     kernels    known answers of integer kernels, per processor (`split/runtime/kernels.py`)
     numbers    real models on both sides: golden requests, halves, head here and tail there; would they be shared?
     daemon     the whole daemon on emulated ARM beside a companion on this machine, forced splits
@@ -32,6 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from scripts.arm_numbers import MODELS, Numbers
+from scripts.build_native import build
 from scripts.emulated import CONSTRAINTS, PROCESSORS, ROOT, Emulated, Processor, Unavailable, wheel_options
 from scripts.pair import STATUS, Pair
 from split.runtime.kernels import kernel_answers, kernels_differ
@@ -40,11 +42,31 @@ from split.tensor import worst_difference
 
 SKIPPED: Final = 77
 """Exit code of a check that could not be made."""
+CROSS_COMPILER: Final = "aarch64-linux-gnu-gcc"
+"""Debian's gcc-aarch64-linux-gnu with libc6-dev-arm64-cross."""
 TIMEOUT_S: Final = 1800
 """For one program under emulation."""
 PYTHONS: Final = ("3.11", "3.12", "3.13")
 
 Row = dict[str, Any]
+
+
+def codec(emulated: Emulated, processors: Sequence[Processor]) -> Iterator[Row]:
+    """Tables, coefficients and streams of codec klt, here and there: the same digest everywhere, or an error."""
+    script = str(ROOT / "scripts" / "codec_bits.py")
+    said = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=TIMEOUT_S)
+    (expected,) = json.loads(said.stdout).values()
+    with tempfile.TemporaryDirectory(prefix="isthmus-arm-") as folder:
+        library = Path(folder) / "_native.so"
+        why = build(library=library, compiler=CROSS_COMPILER)
+        if why is not None:
+            print(f"only plain Python is compared ({why})", file=sys.stderr)
+        for processor in processors:
+            found = json.loads(_emulated(emulated, processor, script, *([] if why else [str(library)])))
+            for core, digest in found.items():
+                yield {"processor": processor.name, "core": core, "digest": digest[:16], "same": digest == expected}
+                if digest != expected:
+                    raise SystemExit(f"codec klt has other bits on {processor.name} ({core}) than here")
 
 
 def kernels(emulated: Emulated, processors: Sequence[Processor]) -> Iterator[Row]:
@@ -213,7 +235,7 @@ def show(console: Console, what: str, rows: Sequence[Row]) -> None:
     console.print(table)
 
 
-WHAT: Final = ("wheels", "kernels", "daemon", "pages", "numbers")
+WHAT: Final = ("wheels", "codec", "kernels", "daemon", "pages", "numbers")
 """In the order of their time: seconds, then minutes."""
 
 
@@ -238,6 +260,7 @@ def main() -> int:
         return SKIPPED
     checks: dict[str, Callable[[], Iterator[Row]]] = {
         "wheels": lambda: wheels(dependencies),
+        "codec": lambda: codec(emulated, chosen),
         "kernels": lambda: kernels(emulated, chosen),
         "daemon": lambda: daemon(emulated, chosen[0]),
         "pages": lambda: pages(emulated, chosen[-1]),

@@ -24,20 +24,21 @@ FLAGS: Final = (
 COMPILE_S: Final = 120
 
 
-def build(root: Path = ROOT, library: Path | None = None) -> str | None:
-    """Compile `split/codec/native/*.c` below `root` to `library` (None: where `split/codec/core.py` looks for it).
+def build(root: Path = ROOT, library: Path | None = None, compiler: str | None = None) -> str | None:
+    """Compile `split/codec/native/*.c` below `root` to `library` (None: where `split/codec/core.py` looks for it)
+    with `compiler` (None: what $CC says, else `cc`).
 
     None, or why there is no core now; an old one is removed then.
     """
     folder = root / "split" / "codec"
     library = library or folder / f"_native.{sysconfig.get_platform()}.so"
     sources = sorted(map(str, (folder / "native").glob("*.c")))
-    compiler = shlex.split(os.environ.get("CC") or "cc")
+    command = shlex.split(compiler or os.environ.get("CC") or "cc")
     with tempfile.TemporaryDirectory(dir=library.parent, prefix=".native-") as scratch:
         fresh = Path(scratch) / library.name
         try:
             done = subprocess.run(
-                [*compiler, *FLAGS, *sources, "-o", str(fresh), "-lm"],
+                [*command, *FLAGS, *sources, "-o", str(fresh), "-lm"],
                 capture_output=True,
                 text=True,
                 timeout=COMPILE_S,
@@ -50,7 +51,7 @@ def build(root: Path = ROOT, library: Path | None = None) -> str | None:
             fresh.replace(library)  # in one step: whoever has the old one mapped keeps it
             return None
     library.unlink(missing_ok=True)
-    return f"{' '.join(compiler)}: {why}"
+    return f"{' '.join(command)}: {why}"
 
 
 try:
