@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from scripts.benches import codec_grid, codec_plot
+from scripts.benches import codec_grid, codec_int8, codec_plot
 from scripts.benches.codec_curves import Estimate, Measurements, bytes_at, cheapest, ratio_at
 from scripts.benches.codec_rivals import measure, picture_rivals, text_bytes
 from scripts.benches.codec_splits import (
@@ -93,8 +94,10 @@ def run(*, quick: bool, plot: Path | None = None) -> tuple[list[Figure], list[di
             if other is not main:
                 with _skipped(other):
                     rows += _table(other)
-        more, cells = codec_grid.run(main, TARGETS["036"])
-        figures, rows = figures + more, rows + cells
+        int8 = codec_int8.row(main, TARGETS["036"], samples, threads=len(os.sched_getaffinity(0)))
+        ratio = int8["int8_ms"] / int8["fp32_ms"] if int8.get("inside_bound") else None
+        more, cells = codec_grid.run(main, TARGETS["036"], ratio)
+        figures, rows = figures + more, [*rows, int8, *cells]
     return figures, rows
 
 

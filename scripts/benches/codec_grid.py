@@ -2,7 +2,8 @@
 fidelity, run by the daemon and its companion over an emulated link; other devices by the sum of the stages.
 
 Rivals are local with the threads that were measured fastest, and the picture made anew as JPEG or WebP at the quality
-and size that the same bound allows. A model quantised to int8 is another model: it is shown with its own fidelity.
+and size that the same bound allows. The model quantised to int8 is another model: where its own fidelity is inside the
+bound, each contest is shown with it as a rival, too, at local's time by the ratio that this machine takes.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ LINKS: Final = {
 """Upwards, since that is where the bytes go: LTE-M's peak in half duplex (3GPP TS 36.306, category M1: 375 kbit/s),
 ADSL's (ITU-T G.992.1: about 1 Mbit/s), usual ones of a cell and of a room, a switch's."""
 SLOWDOWNS: Final = (1.0, 2.0, 5.0, 10.0, 20.0)
+SLOWDOWN_MIN: Final = 0.05
+"""Of a device profile: an accelerator's matrix rate is not what a request takes."""
 FAST: Final = Conditions(rate_mbit=200, rtt_ms=2)
 """While stages are measured."""
 
@@ -84,8 +87,9 @@ class _Asked:
         return statistics.median(answer.took_ms for answer in self.answers)
 
 
-def run(subject: Subject, bound: float) -> tuple[list[Figure], list[dict[str, Any]]]:
-    """Half an hour; without root and network namespaces nothing but a message."""
+def run(subject: Subject, bound: float, int8_ratio: float | None) -> tuple[list[Figure], list[dict[str, Any]]]:
+    """Half an hour; without root and network namespaces nothing but a message. `int8_ratio`: ms of the model in int8
+    over the model's own; None where it is no rival."""
     path, calibration = calibration_of(subject, bound)
     cuts = [f"split {cut} klt" for cut in calibration.tables]
     sizes = {
@@ -107,8 +111,9 @@ def run(subject: Subject, bound: float) -> tuple[list[Figure], list[dict[str, An
         return [], []
     networks = {name: _network(cells, name, sizes) for name in LINKS}
     slower = sum(cell.over_best > max(cell.error, _noise(cell)) for cell in cells)
-    rows = [_row(cell, stages, networks) for cell in cells]
-    rows += [{"grid": "run", **summary(cell.contest for cell in cells)}, *_devices(stages, networks)]
+    rows = [_row(cell, stages, networks, int8_ratio) for cell in cells]
+    rows += _summaries("run", [cell.ms for cell in cells], int8_ratio)
+    rows += _devices(stages, networks, int8_ratio)
     return [Figure(name="grid_slower", value=slower, unit="cells", at_most=0)], rows
 
 
@@ -232,13 +237,28 @@ def _network(cells: Sequence[Measured], link: str, sizes: Mapping[str, float]) -
     return Network([(size, statistics.median(ms)) for size, ms in taken.items()])
 
 
-def _row(cell: Measured, stages: Mapping[str, Stages], networks: Mapping[str, Network]) -> dict[str, Any]:
+def with_int8(ms: Mapping[str, float], ratio: float | None) -> Contest:
+    """The contest with the model in int8 as one more rival."""
+    return Contest.of(ms if ratio is None else {**ms, "local int8": ms[LOCAL] * ratio})
+
+
+def _summaries(grid: str, cells: Sequence[Mapping[str, float]], int8_ratio: float | None) -> list[dict[str, Any]]:
+    rows = [{"grid": grid, **summary(Contest.of(ms) for ms in cells)}]
+    if int8_ratio is not None:
+        rows.append({"grid": f"{grid}, local int8 too", **summary(with_int8(ms, int8_ratio) for ms in cells)})
+    return rows
+
+
+def _row(
+    cell: Measured, stages: Mapping[str, Stages], networks: Mapping[str, Network], int8_ratio: float | None
+) -> dict[str, Any]:
     modelled = {plan: modelled_ms(stages[plan], cell.slowdown, networks[cell.link]) for plan in cell.ms}
     off = statistics.fmean(abs(modelled[plan] / ms - 1) for plan, ms in cell.ms.items())
     return {
         "link": cell.link,
         "slowdown": cell.slowdown,
         **cell.contest.as_row(),
+        "gain_with_int8": with_int8(cell.ms, int8_ratio).gain,
         "auto": cell.auto_plan,
         "auto_ms": cell.auto_ms,
         "auto_over_best": cell.over_best,
@@ -248,24 +268,25 @@ def _row(cell: Measured, stages: Mapping[str, Stages], networks: Mapping[str, Ne
     }
 
 
-def _devices(stages: Mapping[str, Stages], networks: Mapping[str, Network]) -> list[dict[str, Any]]:
+def _devices(
+    stages: Mapping[str, Stages], networks: Mapping[str, Network], int8_ratio: float | None
+) -> list[dict[str, Any]]:
     """Every device profile over every link, and what each of them gains in all."""
     here = _matrix_gflops()
     rows: list[dict[str, Any]] = []
-    everywhere: list[Contest] = []
+    everywhere: list[dict[str, float]] = []
     for name in device_names():
-        slowdown = max(here / load_device(name).sustained_gflops, 0.01)
-        contests = {
-            link: Contest.of({plan: modelled_ms(one, slowdown, network) for plan, one in stages.items()})
+        slowdown = max(here / load_device(name).sustained_gflops, SLOWDOWN_MIN)
+        cells = {
+            link: {plan: modelled_ms(one, slowdown, network) for plan, one in stages.items()}
             for link, network in networks.items()
         }
-        everywhere += contests.values()
-        rows += [
-            {"device": name, "link": link, "slowdown": slowdown, **contest.as_row()}
-            for link, contest in contests.items()
-        ]
-        rows.append({"device": name, "grid": "modelled", **summary(contests.values())})
-    return [*rows, {"grid": "modelled, all devices", **summary(everywhere)}]
+        everywhere += cells.values()
+        for link, ms in cells.items():
+            gain = {"gain_with_int8": with_int8(ms, int8_ratio).gain}
+            rows.append({"device": name, "link": link, "slowdown": slowdown, **Contest.of(ms).as_row(), **gain})
+        rows += _summaries(f"{name}, modelled", list(cells.values()), int8_ratio)
+    return [*rows, *_summaries("all devices, modelled", everywhere, int8_ratio)]
 
 
 def _matrix_gflops() -> float:

@@ -39,7 +39,7 @@ def draw(curves: Mapping[str, Curve], title: str, measure: str, levels: Mapping[
     for name, value in levels.items():
         y = panel.y(value)
         canvas.line([(panel.left, y), (panel.right, y)], MUTED, 1.0, dash=5)
-        canvas.text((panel.right - 4, y - 8), name, size=11, colour=MUTED, anchor="rm")
+        canvas.text((panel.left + 4, y - 8), name, size=11, colour=MUTED, anchor="lm")
     ours = iter(OURS)
     for place, (name, curve) in enumerate(shown.items()):
         colour = COLOURS.get(name) or next(ours, INK)

@@ -167,7 +167,7 @@ def parted(path: Path, calibration: Calibration, inputs: Tensors) -> Iterator[li
                 Parted(
                     cut=cut.id,
                     share=share,
-                    shapes=" + ".join("×".join(map(str, one.spec.shape[1:])) for one in tables.tensors),
+                    shapes=" + ".join("x".join(map(str, one.spec.shape[1:])) for one in tables.tensors),
                     tables=BoundaryTables(tables, calibration.digest),
                     head=engine.open(head, threads=1),
                     tail=engine.open(tail, threads=1),

@@ -11,6 +11,7 @@ from PIL import Image
 
 from scripts.benches.codec import REFERENCES, TARGETS
 from scripts.benches.codec_curves import Curve, Measurements, bytes_at, cheapest, ratio_at
+from scripts.benches.codec_grid import with_int8
 from scripts.benches.codec_model import Contest, Network, Stages, modelled_ms, summary
 from scripts.benches.codec_plot import draw
 from scripts.benches.codec_rivals import measure, picture_rivals
@@ -184,6 +185,12 @@ def test_a_split_is_held_against_the_fastest_of_everything_else() -> None:
     assert (found["cells"], found["won"]) == (3, 2)
     assert found["median_gain_where_won"] == pytest.approx(1.6)
     assert summary([close])["median_gain_where_won"] == 1.0
+
+
+def test_the_model_in_int8_is_a_rival_where_it_keeps_to_the_bound() -> None:
+    ms = {"local": 60.0, "offload jpeg": 48.0, "split a klt": 40.0}
+    assert with_int8(ms, None).other == "offload jpeg"
+    assert (with_int8(ms, 0.7).other, with_int8(ms, 0.7).gain) == ("local int8", pytest.approx(42 / 40))
 
 
 def test_curves_are_drawn(tmp_path: Path) -> None:
