@@ -117,17 +117,22 @@ def _raw_bytes(plain: list[dict[str, Any]]) -> int:
 
 
 def _plot(found: dict[str, Any], path: Path, out: Path) -> None:
-    from agent.commands.cuts_plot import Level, draw  # Pillow, which the table does without
+    from agent.commands.cuts_calibrated import calibrated  # Pillow, which the table does without
+    from agent.commands.cuts_plot import Level, draw
     from split.workbench.pictures import JPEG_QUALITY, picture_bytes
 
     levels = [Level(name="raw", size=_raw_bytes(found["inputs"]))]
     pictures = [picture for spec in _specs(found["inputs"]) if (picture := picture_bytes(spec, path)) is not None]
-    note = ""
-    if len(pictures) == 1:
+    note, coded = "", calibrated(found, path)
+    if coded is not None:
+        levels += coded.levels
+        note = coded.note
+    elif len(pictures) == 1:
         [picture] = pictures
         levels += [Level(name="PNG", size=picture.png), Level(name=f"JPEG q{JPEG_QUALITY}", size=picture.jpeg)]
         note = f"as PNG and JPEG: {picture.of}"
+    title = f"{_title(path)}: what travels where it is cut"
     try:
-        draw(found, f"{_title(path)}: what travels where it is cut", levels, note, out)
+        draw(found, title, levels, note, out, coded=coded.cuts if coded is not None else ())
     except OSError as error:
         raise InvalidRequest(f"the plot cannot be written to {out}: {error.strerror or error}") from None

@@ -2,7 +2,8 @@
 
 Above, on a logarithmic axis: the boundary after each node (uncoded), the candidates as raw and int8, and the input's
 own sizes as levels. A split can pay where a candidate lies below the level at which the input would travel, and only if
-enough of the compute is still to its right: below, the share of the compute in the head.
+enough of the compute is still to its right: below, the share of the compute in the head. A model that was calibrated
+shows what its cuts, and the input as a picture, take inside the same bound of fidelity.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ _OUTLINE: Final = "#9db4c8"
 _FILL: Final = "#eef3f7"
 _RAW: Final = "#1d5c8f"
 _INT8: Final = "#d9622b"
+_CODED: Final = "#2f8f5b"
 _SHARE: Final = "#7a9e7e"
 _SHARE_FILL: Final = "#e3eee3"
-_LEVELS: Final = ("#30363d", "#7b3f98", "#b02a4c")
+_LEVELS: Final = ("#30363d", "#7b3f98", "#b02a4c", "#c99a2e")
 _LABEL_GAP: Final = 13.0
 
 
@@ -35,19 +37,44 @@ class Level:
     size: int
 
 
-def draw(found: Mapping[str, Any], title: str, levels: Sequence[Level], note: str, path: Path) -> None:
-    """Draw what `split.workbench.cut.list_cuts` found; `note` goes into a corner. OSError when it cannot be written."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coded:
+    """A calibrated cut inside the contract's bound of fidelity."""
+
+    nodes: int
+    """In the head."""
+    share: float | None
+    """Of the compute, where it is one of the candidates."""
+    size: float
+    """Mean bytes of its payload."""
+
+
+def draw(
+    found: Mapping[str, Any],
+    title: str,
+    levels: Sequence[Level],
+    note: str,
+    path: Path,
+    *,
+    coded: Sequence[Coded] = (),
+) -> None:
+    """Draw what `split.workbench.cut.list_cuts` found; `note` goes into a corner. OSError when it cannot be written.
+
+    `coded`: what the model's calibration says, where it has one; `levels` are then those inside the same bound.
+    """
     canvas = Canvas(WIDTH, HEIGHT)
     cuts, along = found["cuts"], found["along"]
     nodes = int(found["nodes"])
     sizes = [size for *_, size in along] + [cut["bytes"]["int8"] for cut in cuts] + [level.size for level in levels]
+    sizes += [round(one.size) for one in coded]
     low, high = decades(max(min(sizes), 1), max(sizes))
     above = Panel(left=78, top=84, right=WIDTH - 150, bottom=430, x_range=(0, nodes), y_range=(low, high), y_log=True)
     below = Panel(left=78, top=462, right=WIDTH - 150, bottom=546, x_range=(0, nodes), y_range=(0, 1))
 
     canvas.text((above.left, 28), title, size=19, anchor="ls")
     canvas.text((WIDTH - 12, HEIGHT - 12), note, size=10.5, colour=MUTED, anchor="rs")
-    canvas.text((above.left, 50), verdict(cuts, levels), size=12.5, colour=MUTED, anchor="ls")
+    said = coded_verdict(coded, levels) if coded else verdict(cuts, levels)
+    canvas.text((above.left, 50), said, size=12.5, colour=MUTED, anchor="ls")
     _grid(canvas, above, below, nodes)
     _outline(canvas, above, below, along)
     _levels(canvas, above, levels)
@@ -59,8 +86,10 @@ def draw(found: Mapping[str, Any], title: str, levels: Sequence[Level], note: st
         canvas.dot((x, raw), 4.2, _RAW)
         canvas.dot((x, int8), 4.2, _INT8)
         canvas.dot((x, below.y(cut["compute_share"])), 3.4, INK)
+    for one in coded:
+        canvas.dot((above.x(one.nodes), above.y(one.size)), 5.0, _CODED)
     _names(canvas, above, below, cuts)
-    _legend(canvas, above)
+    _legend(canvas, above, calibrated=bool(coded))
     canvas.save(path)
 
 
@@ -74,6 +103,17 @@ def verdict(cuts: Sequence[Mapping[str, Any]], levels: Sequence[Level]) -> str:
         where = f"from {share:.1%}{of}" if 0 < share < 0.01 else f"from {share:.0%}{of}"
         parts.append(f"{'its' if parts else 'the input as'} {level.name} {where if smaller else 'nowhere'}")
     return f"Sent as int8, a cut beats {', '.join(parts)}"
+
+
+def coded_verdict(coded: Sequence[Coded], levels: Sequence[Level]) -> str:
+    """The cheapest calibrated cut against the cheapest way in which the input itself could travel."""
+    best, rival = min(coded, key=lambda one: one.size), min(levels, key=lambda level: level.size)
+    smaller = sum(one.size < rival.size for one in coded)
+    share = "" if best.share is None else f" ({best.share:.0%} of the compute)"
+    return (
+        f"Calibrated, {smaller} of {len(coded)} cuts send less than its {rival.name}; the smallest{share} "
+        f"{size_text(best.size)} against {size_text(rival.size)}"
+    )
 
 
 def _grid(canvas: Canvas, above: Panel, below: Panel, nodes: int) -> None:
@@ -132,12 +172,13 @@ def _names(canvas: Canvas, above: Panel, below: Panel, cuts: Sequence[Mapping[st
             free = x + width / 2 + 4
 
 
-def _legend(canvas: Canvas, panel: Panel) -> None:
+def _legend(canvas: Canvas, panel: Panel, *, calibrated: bool) -> None:
     y = panel.top - 14
     x = panel.left
     for colour, text in (
         (_RAW, "candidate cut, raw"),
         (_INT8, "candidate cut, int8"),
+        *(((_CODED, "calibrated cut, klt"),) if calibrated else ()),
         (None, "boundary after each node, raw"),
     ):
         if colour is None:

@@ -13,7 +13,11 @@ from PIL import Image
 
 from agent import cli
 from agent.commands import check, cuts
-from agent.commands.cuts_plot import Level, verdict
+from agent.commands.cuts_plot import Coded, Level, coded_verdict, verdict
+from split.codec.calibration import CALIBRATION_FILE, Calibration, Curve, CutTables, TensorTables, write_calibration
+from split.ids import CutId, ModelDigest
+from split.profiles.measured import Point
+from split.tensor import TensorSpec
 
 TEXT = """<ir_version: 8, opset_import: ["" : 18]>
     g (float[n, 4] x) => (float[n, 4] y) { a = Neg(x)  y = Abs(a) }"""
@@ -189,3 +193,45 @@ def test_the_verdict_names_the_first_cut_that_is_smaller_than_the_input() -> Non
         "Sent as int8, a cut beats the input as raw from 0.4% of the compute, its PNG from 75%, its JPEG nowhere"
     )
     assert verdict(cuts, levels[2:]) == "Sent as int8, a cut beats the input as JPEG nowhere"
+
+
+def test_a_calibrated_model_shows_its_cuts_and_the_picture_at_the_same_fidelity(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["cuts", str(model), "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    cut = listed["cuts"][0]
+    (model.parents[1] / "contract.yaml").write_text(
+        "model: tiny\ndata: {codecs: [raw, klt, jpeg], fidelity: {measure: kl, bound: 0.05}}\n"
+    )
+    curve = Curve(
+        points=tuple(
+            Point(level=level, mean_bytes=size, p95_bytes=size, fidelity={"kl": off})
+            for level, size, off in ((9, 6.0, 0.2), (5, 9.0, 0.04))
+        ),
+        inputs=3,
+    )
+    spec = TensorSpec(name="a", dtype="FP32", shape=("n", 4))
+    write_calibration(
+        Calibration(
+            model=ModelDigest(listed["digest"]),
+            inputs=5,
+            tables={CutId(cut["id"]): CutTables(tensors=(TensorTables(spec=spec, klt=None),), node_bitmap="01")},
+            curves={CutId(cut["id"]): curve},
+            pictures={"jpeg": curve},
+        ),
+        model.with_name(CALIBRATION_FILE),
+    )
+    assert cli.run(["cuts", str(model), "--plot", str(tmp_path / "cuts.png")]) == 0
+    with Image.open(tmp_path / "cuts.png") as picture:
+        colours = picture.convert("RGB").getcolors(1 << 20)
+    assert colours is not None
+    assert (0x2F, 0x8F, 0x5B) in {colour for _, colour in colours}, "a calibrated cut"
+
+
+def test_the_verdict_of_a_calibration_compares_the_cheapest_at_equal_fidelity() -> None:
+    cuts = [Coded(nodes=9, share=0.2, size=12_000), Coded(nodes=31, share=0.37, size=2400)]
+    levels = [Level(name="raw", size=602_112), Level(name="JPEG", size=16_000), Level(name="WebP", size=11_000)]
+    assert coded_verdict(cuts, levels) == (
+        "Calibrated, 1 of 2 cuts send less than its WebP; the smallest (37% of the compute) 2.4 KB against 11 KB"
+    )
