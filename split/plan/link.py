@@ -224,7 +224,8 @@ class Link:
             waits = slow_start(window, seen.rtt, seen.up, self._slow_start_ratio)
             count, waited_bytes = waits.waits(up_bytes) if waits is not None else (0, 0.0)
             ratio = self._slow_start_ratio
-            again = Measured(1.0 + ratio * count, up_bytes - ratio * waited_bytes, down_bytes, ms)
+            left_bytes = max(up_bytes - ratio * waited_bytes, 0.0)  # of waits longer than the model's (ratio > 1)
+            again = Measured(1.0 + ratio * count, left_bytes, down_bytes, ms)
             if again == measured:
                 break
             measured = again

@@ -155,3 +155,20 @@ def test_a_change_that_no_reply_has_shown_is_one_of_both_directions(before: floa
     estimate = link.estimate(8.0)
     assert estimate.up_ms_per_byte == pytest.approx(after, rel=0.1)
     assert estimate.down_ms_per_byte == pytest.approx(after, rel=0.1)
+
+
+@pytest.mark.parametrize("seed", [70, 205, 311, 383])
+def test_waits_longer_than_the_model_and_links_that_change_leave_an_estimate(seed: int) -> None:
+    """A wait learned as 1.5 times the model's spares more bytes of a transfer than it has: none are left, not fewer."""
+    rng = np.random.default_rng(seed)
+    link, now_s = Link(), 0.0
+    rtt_ms, up_ms = 10 ** rng.uniform(-1, 3.2), 10 ** rng.uniform(-6.5, -3)
+    for _ in range(40):
+        if rng.random() < 0.03:
+            rtt_ms, up_ms = 10 ** rng.uniform(-1, 3.2), 10 ** rng.uniform(-6.5, -3)
+        up = int(rng.choice([100, 3_000, 100_000, 1_000_000]))
+        now_s += 1.0
+        stalled = float(np.exp(rng.normal(0, 0.2)) * rng.choice([1, 1, 1, 10]))
+        link.observe(up, 64, (rtt_ms + up * up_ms) * stalled, now_s, (14_600.0, 1e9))
+        found = link.estimate(now_s)
+        assert min(found.rtt_ms, found.up_ms_per_byte, found.down_ms_per_byte) > 0.0
