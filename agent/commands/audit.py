@@ -193,9 +193,9 @@ def _power(args: argparse.Namespace) -> Power | None:
 
 
 def _off(found: _Found) -> float | None:
-    """How far the replay of the chosen plans is from what was measured, of the mean."""
-    replayed = found.tallies.get(REPLAYED)
-    return None if replayed is None else replayed.mean_ms / found.tallies[AS_IT_WAS].mean_ms - 1.0
+    """How far the replay of the chosen plans is from what was measured, of the mean; None where that is 0."""
+    replayed, measured_ms = found.tallies.get(REPLAYED), found.tallies[AS_IT_WAS].mean_ms
+    return None if replayed is None or measured_ms <= 0.0 else replayed.mean_ms / measured_ms - 1.0
 
 
 def _sentence(recording: Recording, found: _Found) -> str:

@@ -62,7 +62,7 @@ def in_words(ours: Tally, nothing: Tally, *, measured: bool = False) -> str:
     """What Isthmus would have changed over running everything on the device, and what for. `measured`: `ours` is what
     it did."""
     would = "" if measured else "would have "
-    saved = 1.0 - ours.mean_ms / nothing.mean_ms
+    saved = 1.0 - ours.mean_ms / nothing.mean_ms if nothing.mean_ms > 0.0 else 0.0
     spared = nothing.missed - ours.missed
     cost = _cost(ours)
     if abs(saved) < SAME_RATIO and spared == 0:

@@ -60,7 +60,7 @@ def isthmus_options(request: OipRequest) -> RequestOptions:
     if not parameters:
         return _NO_WISHES
     for key in parameters:
-        if key.startswith("isthmus.") and key not in _KNOWN:
+        if key[:8].lower() == "isthmus." and key not in _KNOWN:
             raise InvalidRequest(f"parameter {shown(key)} is not known; known are {', '.join(sorted(_KNOWN))}")
     mode = _choice(parameters.get("isthmus.mode"), "isthmus.mode", MODES) or "auto"
     codec = _choice(parameters.get("isthmus.codec"), "isthmus.codec", CODECS)

@@ -37,6 +37,8 @@ _Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 _Positive = Annotated[float, msgspec.Meta(gt=0)]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
+THREADS_MAX: Final = 1024
+"""More than the cores of any machine at hand; 100,000 kill the runtime (onnxruntime 1.32), and the daemon with it."""
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,7 +54,7 @@ class Resource(_Part, frozen=True, kw_only=True):
     memory_bytes: _Count | None = None
     """Bytes of weights that a head may have on the device; none stated: only the device's own budget counts. What runs
     the whole here, local and the way out of a split (`fallback.strategy: local`), is not bound by it."""
-    threads: _Count | Literal["auto"] = "auto"
+    threads: Annotated[int, msgspec.Meta(ge=1, le=THREADS_MAX)] | Literal["auto"] = "auto"
     """Intra-op threads; auto: what affinity and quota leave, as measured."""
     accelerators: tuple[str, ...] = ("cpu",)
     """Where it may run here, first choice first: cpu, cuda, tensorrt, openvino, xnnpack … A host that has none of them
@@ -83,13 +85,11 @@ class Weights(_Part, frozen=True, kw_only=True):
 
     def normalised(self) -> Weights:
         """The same ratios, summing up to 1."""
-        total = self.latency + self.throughput + self.energy + self.cost
-        return Weights(
-            latency=self.latency / total,
-            throughput=self.throughput / total,
-            energy=self.energy / total,
-            cost=self.cost / total,
-        )
+        stated = (self.latency, self.throughput, self.energy, self.cost)
+        scale = 1.0 if math.isfinite(sum(stated)) else max(stated)
+        total = sum(weight / scale for weight in stated)
+        latency, throughput, energy, cost = (weight / scale / total for weight in stated)
+        return Weights(latency=latency, throughput=throughput, energy=energy, cost=cost)
 
 
 class Fallback(_Part, frozen=True, kw_only=True):

@@ -24,6 +24,9 @@ ENV_PREFIX: Final = "ISTHMUS__"
 FILE_BYTES_MAX: Final = 1 << 20
 """A configuration is written by hand; a larger file is some other file."""
 
+INTEGER_BITS_MAX: Final = 63
+"""What JSON carries, in which contracts are told to others, and a sum of sizes."""
+
 T = TypeVar("T")
 _Path = tuple[str | int, ...]
 _AT: Final = re.compile(r"(?P<what>.*?)(?: - at `(?:key in )?\$(?P<path>[^`]*)`)?", re.DOTALL)
@@ -146,7 +149,11 @@ class _Builder:
         origin = f"{self._source}:{node.start_mark.line + 1}"
         self._origins.setdefault(at, origin)
         if isinstance(node, yaml.ScalarNode):
-            return self._loader.construct_object(node)
+            scalar = self._loader.construct_object(node)
+            if isinstance(scalar, int) and scalar.bit_length() > INTEGER_BITS_MAX:
+                size = f"{scalar.bit_length()} bits, at most {INTEGER_BITS_MAX} are read"
+                raise ConfigError(f"{origin}: {_dotted(at)}is a whole number of {size}")
+            return scalar
         if id(node) in self._seen:  # an alias: could be endless or explode
             raise ConfigError(f"{origin}: {_dotted(at)}aliases are not supported; write the values out")
         self._seen.add(id(node))

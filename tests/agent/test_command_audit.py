@@ -170,6 +170,16 @@ def test_a_record_with_any_numbers_is_replayed_or_refused_with_a_sentence(
     assert (status, bool(said.err)) in ((0, False), (1, True)), said
 
 
+def test_a_record_in_which_nothing_took_time_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = unpack(recorded("outage")[2], name="it")
+    rows = [row for _, batch in record.batches for row in batch.rows][:3]
+    at_once = tuple(msgspec.structs.replace(row, table=0, total_ms=0.0, stages_ms=()) for row in rows)
+    path = tmp_path / "at-once.zst"
+    path.write_bytes(pack([record.heads[0], record.tables[0], Requests(seen={"m": 3}, lost=0, rows=at_once)]))
+    assert run(["audit", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["replay_off_ratio"] is None
+
+
 def test_an_empty_folder_says_how_records_come_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["audit", str(tmp_path)]) == 1
     assert "record: {enabled: true}" in capsys.readouterr().err
@@ -224,6 +234,7 @@ def of(mean_ms: float, missed: int, *, size: int = 0, money: float = 0.0) -> Tal
             "deadlines, 2 kB.",
         ),
         (of(99.9, 0), of(100.0, 0), "Doing nothing would have been as good: everything on the device takes 100 ms."),
+        (of(1.0, 0), of(0.0, 0), "Doing nothing would have been as good: everything on the device takes 0 ms."),
         (
             of(110.0, 2, size=5),
             of(100.0, 1),

@@ -79,6 +79,7 @@ def test_the_smaller_of_the_two_deadlines_holds_and_a_timeout_of_zero_is_none(
             for value in (-0.1, math.inf, math.nan, True, "0.1")
         ),
         ({"isthmus.modus": "local"}, "'isthmus.modus' is not known; known are isthmus.codec"),
+        ({"Isthmus.Privacy": "local-only"}, "'Isthmus.Privacy' is not known; known are isthmus.codec"),
         *(
             ({"isthmus.deadline_ms": value}, "above 0, at most 3600000")
             for value in (0, -1, 10_000_000_000, True, "", "80")

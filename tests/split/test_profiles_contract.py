@@ -224,6 +224,8 @@ def test_the_strictest_privacy_word_holds(tmp_path: Path) -> None:
 
 def test_weights_keep_their_ratios_and_sum_up_to_one() -> None:
     assert Weights(latency=3, energy=1).normalised() == Weights(latency=0.75, energy=0.25)
+    assert Weights(latency=1e308, energy=1e308).normalised() == Weights(latency=0.5, energy=0.5)
+    assert Weights(latency=5e-324).normalised() == Weights()
 
 
 def test_labels_are_read_one_a_line_from_beside_the_contract(tmp_path: Path) -> None:

@@ -85,6 +85,8 @@ resource: {memory_bytes: 1.5}
 ---
 resource: {threads: 0}
 ---
+resource: {threads: 1025}
+---
 resource: {threads: many}
 ---
 resource: {accelerators: []}

@@ -91,6 +91,8 @@ def test_paths_are_relative_to_the_files_folder(file: Path, tmp_path: Path) -> N
         ("- a\n- b\n", 1, "expected keys and values, got a list"),
         ("just words\n", 1, "expected keys and values, got text"),
         ("? [a]\n: b\n", 1, "a key must be plain text"),
+        (f"name: x\ninner: {{size: 1{'0' * 400}}}\n", 2, "inner.size: is a whole number of 1329 bits, at most 63"),
+        (f"name: x\ninner: {{size: 0x{'f' * 6000}}}\n", 2, "inner.size: is a whole number of 24000 bits, at most 63"),
     ],
 )
 def test_a_mistake_is_named_by_file_line_and_path(file: Path, text: str, line: int, sentence: str) -> None:
