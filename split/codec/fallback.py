@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -22,6 +23,8 @@ LOWEST: Final = 1 << 16
 SPLIT_BITS: Final = 12
 """An escape's bits travel in two parts: these low ones, and what is above."""
 LENGTH_MAX: Final = 20
+CHUNK: Final = 1 << 16
+"""Coefficients that are plain numbers at once: as such each takes twenty times the bytes that it has in an array."""
 _MASK: Final = laplace.TOTAL - 1
 
 
@@ -189,7 +192,10 @@ def _escape_parts(rest: int) -> Iterator[tuple[int, int]]:
 def _pack(values: Array, table: Array) -> bytes:
     words: list[int] = []  # last first
     state = LOWEST
-    for start, frequency, bits, count in _parts(values, table):
+    chunks = reversed(range(0, len(values), CHUNK))
+    for start, frequency, bits, count in chain.from_iterable(
+        _parts(values[at : at + CHUNK], table[at : at + CHUNK]) for at in chunks
+    ):
         for value, length in ((bits, count),) if count > 0 else _escape_parts(bits) if count else ():
             if state >> (32 - length):
                 words.append(state & 0xFFFF)
@@ -203,23 +209,27 @@ def _pack(values: Array, table: Array) -> bytes:
     return np.array(words[::-1], "<u2").tobytes()
 
 
-def _unpack(table: Array, stream: memoryview) -> list[int] | None:
+def _unpack(table: Array, stream: memoryview) -> Array | None:
     if len(stream) % 2:
         return None
     words = np.frombuffer(stream, "<u2").tolist()
+    values = np.zeros(len(table), np.int32)
     try:
-        values, left = _unpack_words(table.tolist(), words)
+        state, at = words[0] | words[1] << 16, 2
+        if state < LOWEST:
+            return None
+        for start in range(0, len(table), CHUNK):
+            found = _unpack_some(table[start : start + CHUNK].tolist(), words, state, at)
+            if found is None:
+                return None
+            values[start : start + CHUNK], state, at = found
     except IndexError:  # the words ended too early
         return None
-    return values if left == 0 else None
+    return values if state == LOWEST and at == len(words) else None
 
 
-def _unpack_words(table: list[int], words: list[int]) -> tuple[list[int], int]:
-    """The values, and what must be 0: words that are left over, and how far the state is from where packing began."""
-    state = words[0] | words[1] << 16
-    at = 2
-    if state < LOWEST:
-        return [], 1
+def _unpack_some(table: list[int], words: list[int], state: int, at: int) -> tuple[list[int], int, int] | None:
+    """The values of coefficients of these tables, the state and the place after them; None where that is damaged."""
     rows = _rows()
     symbols = {k: _symbols(k) for k in set(table)}
     values = [0] * len(table)
@@ -243,9 +253,9 @@ def _unpack_words(table: list[int], words: list[int]) -> tuple[list[int], int]:
             state, at, beyond, negative = _take_escape(state, words, at)
             magnitude = (groups << low_bits) + beyond
             if magnitude > laplace.LARGEST:
-                return [], 1
+                return None
             values[i] = -magnitude if negative else magnitude
-    return values, len(words) - at + abs(state - LOWEST)
+    return values, state, at
 
 
 def _take_escape(state: int, words: list[int], at: int) -> tuple[int, int, int, int]:

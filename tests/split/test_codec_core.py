@@ -7,6 +7,8 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -99,3 +101,44 @@ def test_without_a_compiler_nothing_is_left_of_an_older_core(tmp_path: Path, mon
     assert why is not None
     assert "a-compiler-that-is-not-there" in why
     assert list(tmp_path.iterdir()) == []
+
+
+def project(folder: Path) -> Path:
+    """A project's root with the sources of the core and nothing else."""
+    shutil.copytree(ROOT / "split" / "codec" / "native", folder / "split" / "codec" / "native")
+    return folder
+
+
+def wheel_of(root: Path, target: str = "wheel") -> tuple[dict[str, Any], list[str]]:
+    """What the hook makes of a build there, and what it warns of."""
+    pytest.importorskip("hatchling", reason="installed with the project, not with its wheels")
+    warnings: list[str] = []
+    app = SimpleNamespace(display_warning=warnings.append)
+    nothing: Any = None
+    hook = build_native.NativeHook(str(root), {}, nothing, nothing, str(root / "dist"), target, cast(Any, app))
+    build_data: dict[str, Any] = {"pure_python": True}
+    hook.initialize("standard", build_data)
+    return build_data, warnings
+
+
+@needs_cc
+def test_a_wheel_with_the_core_is_for_its_platform_and_any_python(tmp_path: Path) -> None:
+    build_data, warnings = wheel_of(project(tmp_path))
+    assert warnings == []
+    assert build_data["pure_python"] is False
+    assert build_data["tag"].startswith("py3-none-linux_")
+    assert isinstance(load(tmp_path / "split" / "codec" / cores.LIBRARY.name), Native)
+
+
+def test_a_wheel_without_a_compiler_is_for_all_platforms_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", "a-compiler-that-is-not-there")
+    build_data, warnings = wheel_of(project(tmp_path))
+    assert build_data == {"pure_python": True}
+    assert "without its compiled core" in warnings[0]
+
+
+def test_a_source_archive_compiles_nothing(tmp_path: Path) -> None:
+    assert wheel_of(project(tmp_path), target="sdist") == ({"pure_python": True}, [])
+    assert list((tmp_path / "split" / "codec").iterdir()) == [tmp_path / "split" / "codec" / "native"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from split.codec import laplace
 from split.codec.core import Native
-from split.codec.fallback import Fallback
+from split.codec.fallback import CHUNK, Fallback
 from split.codec.klt import code_bits
 from split.codec.transform import Core, Order, level_of, order_of
 from split.errors import CodecError
@@ -147,3 +147,14 @@ def test_a_stream_is_within_15_thousandths_of_what_an_ideal_coder_needs(top: int
                     ideal += 1 + s
     assert code_bits(order, quantised) == pytest.approx(ideal)
     assert 8 * len(native.pack(order, quantised)) <= 1.015 * ideal
+
+
+def test_a_long_stream_is_worked_on_in_pieces_and_stays_one(native: Native) -> None:
+    order = order_of(np.ones((3, 50), np.bool_), np.full((3, 50), 6, np.uint8))
+    values = np.rint(np.random.default_rng(2).laplace(size=(3, 1000, 50)) / 3).astype(np.int32)
+    assert values.size > 2 * CHUNK
+    stream = PLAIN.pack(order, values)
+    assert native.pack(order, values) == stream
+    found = PLAIN.unpack(order, memoryview(stream), 1000)
+    assert found is not None
+    assert np.array_equal(found, values)
