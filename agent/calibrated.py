@@ -30,7 +30,7 @@ WITH_SETTINGS: Final = ("klt", "jpeg", "webp")
 """Codecs that a calibration alone has curves of."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sidecar:
     """What lay beside the model file when the model was loaded; the file may have become another one since."""
 
@@ -42,6 +42,10 @@ class Sidecar:
     """Its cuts, ready for coding."""
     note: str = ""
     """Why what lies there is not used; "" otherwise."""
+
+    def is_as(self, other: Sidecar) -> bool:
+        """Whether it is the same file, or none that can be used for the same reason."""
+        return (self.data, self.note) == (other.data, other.note)
 
 
 NO_SIDECAR: Final = Sidecar()

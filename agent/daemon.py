@@ -25,6 +25,7 @@ from agent.lateness import Lateness
 from agent.metering import Meter, interface_of
 from agent.metrics import Metrics
 from agent.planner import Planner
+from agent.recalibrating import Recalibrating
 from agent.record_files import RecordFiles
 from agent.recorder import Recorder
 from agent.renewal import Renewal
@@ -152,7 +153,9 @@ class Daemon:
         await self._open_doors()
         self._stack.callback(lateness.close)
         warming = Warming(planner=planner, compute=compute, models=repository.served)
+        recalibrating = Recalibrating(entries=repository.entries, adopt=repository.recalibrated)
         self._beside("warming", warming.run())
+        self._beside("recalibrating", recalibrating.run())
         self._beside("metering", meter.run())
         self._beside("recording", recorder.run())
         self._beside("fingerprint", fingerprinting.run())

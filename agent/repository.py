@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from agent.bringing_up import BringingUp, Entry, ModelState
+from agent.calibrated import Sidecar, calibrated
 from agent.model_folders import ModelFolder, find_models
 from agent.served_model import ServedModel
 from split.errors import ModelUnavailable, UnknownModel
@@ -44,6 +46,7 @@ class Repository:
         on_gone: Callable[[ServedModel], None],
     ) -> None:
         self._folder = folder
+        self._on_ready = on_ready
         self._on_gone = on_gone
         self._entries: dict[ModelName, Entry] = {}
         self._changing: dict[ModelName, asyncio.Lock] = {}
@@ -120,6 +123,15 @@ class Repository:
         task.add_done_callback(self._changes.discard)
         task.add_done_callback(_retrieved)
         await asyncio.shield(task)
+
+    def recalibrated(self, entry: Entry, model: ServedModel, sidecar: Sidecar) -> None:
+        """Serve the same model with this calibration from now on; requests under way keep theirs."""
+        assert entry.model is model, "whoever looks at a model does not wait in between"
+        assert model.profile is not None, "it is measured"
+        profile = calibrated(model.card, model.profile, sidecar.calibration)
+        self._on_gone(model)
+        entry.model = replace(model, profile=profile, sidecar=sidecar)
+        self._on_ready(entry.model)
 
     async def _load(self, name: ModelName, place: ModelFolder) -> None:
         async with self._changing.setdefault(name, asyncio.Lock()):

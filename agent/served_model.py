@@ -101,6 +101,17 @@ class ServedModel:
         measured = {cut.cut for cut in self.profile.cuts} if self.profile is not None else set()
         return [cut for cut in self.card.cuts if cut.id in measured]
 
+    @property
+    def calibration_note(self) -> str:
+        """Why the calibration beside it, or part of it, is not used; "" otherwise."""
+        known = {cut.id for cut in self.measured_cuts}
+        if self.profile is None or not (lacking := self.sidecar.tables.keys() - known):
+            return self.sidecar.note
+        return (
+            f"its calibration has cuts that are not measured here ({', '.join(sorted(lacking))}): load the model again "
+            "to have them cut and measured"
+        )
+
     @cached_property
     def privacy(self) -> Privacy:
         """The strictest word of the contract."""

@@ -200,7 +200,7 @@ class DaemonService:
                     "progress": entry.progress,
                     "profiled": bool(drift),
                     "runs_on": list(entry.model.choice.runs_on) if entry.model is not None else [],
-                    "calibration_note": entry.model.sidecar.note if entry.model is not None else "",
+                    "calibration_note": entry.model.calibration_note if entry.model is not None else "",
                     "accelerators_note": entry.model.choice.note if entry.model is not None else "",
                     "cuts_note": entry.model.card.note if entry.model is not None else "",
                     "placements": self._journal.placements(entry.name),

@@ -227,7 +227,8 @@ def encode_calibration(calibration: Calibration) -> bytes:
         },
         pictures=calibration.pictures,
     )
-    return zstandard.ZstdCompressor(level=9).compress(msgspec.msgpack.encode(file, order="deterministic"))
+    plain = msgspec.msgpack.encode(file, order="deterministic")
+    return zstandard.ZstdCompressor(level=9, write_checksum=True).compress(plain)
 
 
 def decode_calibration(data: bytes, model: ModelDigest) -> Calibration:

@@ -37,6 +37,11 @@ class MessageCost:
     CLIP: Final = 2.0
     ROW_MAX: Final = 10
     """A thousandfold change is believed after so many."""
+    WIDEST: Final = 1e6
+    """Of both variances together, what a row of surprises may make of them: a thousand milliseconds or a thousandfold.
+    Without it a row of twenty leaves only rounding errors."""
+    LEAST: Final = 1e-12
+    """Of a variance: rounding takes it all where much has gone."""
     WALK: Final = 0.02
     """Relative change from one message to the next."""
     WORTH: Final = 0.02
@@ -75,7 +80,7 @@ class MessageCost:
         if abs(innovation) > self.CLIP * math.sqrt(total):
             way = 1 if innovation > 0.0 else -1
             self._row = min(max(self._row + way, -self.ROW_MAX), self.ROW_MAX) if self._row * way > 0 else way
-            wider = 4.0 ** (abs(self._row) - 1)
+            wider = max(min(4.0 ** (abs(self._row) - 1), self.WIDEST / (self._cc + self._rr)), 1.0)
             self._cc, self._cr, self._rr = self._cc * wider, self._cr * wider, self._rr * wider
             total = self._predicted(profiled_ms) + noise_ms * noise_ms
             limit_ms = self.CLIP * math.sqrt(total)
@@ -86,9 +91,10 @@ class MessageCost:
         with_ratio = self._cr + profiled_ms * self._rr
         self.call_ms += with_call / total * innovation
         self.ratio += with_ratio / total * innovation
-        self._cc -= with_call * with_call / total
-        self._cr -= with_call * with_ratio / total
-        self._rr -= with_ratio * with_ratio / total
+        self._cc = max(self._cc - with_call * with_call / total, self.LEAST)
+        self._rr = max(self._rr - with_ratio * with_ratio / total, self.LEAST)
+        most = math.sqrt(self._cc * self._rr)
+        self._cr = min(max(self._cr - with_call * with_ratio / total, -most), most)
         if self.call_ms < 0.0:
             # The most likely ratio of a call that costs nothing.
             self.ratio -= self._cr / self._cc * self.call_ms
@@ -105,8 +111,9 @@ class MessageCost:
         return True
 
     def _predicted(self, profiled_ms: float) -> float:
-        """Variance of what is expected."""
-        return self._cc + profiled_ms * (2.0 * self._cr + profiled_ms * self._rr)
+        """Variance of what is expected; where it is the small difference of large numbers, rounding may make it less
+        than nothing."""
+        return max(self._cc + profiled_ms * (2.0 * self._cr + profiled_ms * self._rr), 0.0)
 
 
 class MessageCosts:

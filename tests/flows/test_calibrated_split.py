@@ -3,19 +3,21 @@ onnxruntime, and whatever becomes of sidecar or companion, every request gets a 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from scripts.client import Answer, Client
-from scripts.pair import Pair
+from scripts.client import Answer, Client, Refused
+from scripts.pair import STATUS, Pair
 from split.codec.calibration import CALIBRATION_FILE, Calibration, write_calibration
 from split.codec.fidelity import divergence
-from split.ids import CutId
+from split.ids import CutId, ModelDigest
 from split.workbench.cut import prepare
 from tests.calibrated_model import calibrate, draw_inputs, save_model, whole_of
 
@@ -90,3 +92,105 @@ def test_split_answers_keep_the_bound_in_the_mean_and_cost_what_the_curve_says(s
     assert chosen["codec"] == "klt"
     assert chosen["fidelity"] == pytest.approx(cheapest.fidelity["kl"])
     assert chosen["bytes"] == pytest.approx(cheapest.mean_bytes, rel=0.2)
+
+
+def test_a_request_may_ask_for_closer_and_not_for_looser(served: Calibrated) -> None:
+    points = served.calibration.curves[served.cut].points
+    closest = min(points, key=lambda point: point.fidelity["kl"])
+    with served.pair.client() as client:
+        served.until_split(client)
+        wishes = {"mode": "split", "cut": served.cut, "codec": "klt", "deadline_ms": 20_000}
+        answer = client.infer("narrow", INPUTS[0], **wishes, fidelity=closest.fidelity["kl"])
+        chosen = client.get(f"/v2/isthmus/explain/{answer.request_id}")["chosen"]
+        assert (chosen["level"], answer.placement) == (closest.level, "split")
+        with pytest.raises(Refused, match=r"isthmus.fidelity is 0.5: looser .* bound is 0.02 \(kl\)"):
+            client.infer("narrow", INPUTS[0], **wishes, fidelity=0.5)
+
+
+@pytest.mark.parametrize("forgets", [False, True], ids=["with its models", "with nothing"])
+def test_a_companion_that_comes_back_reads_klt_again(served: Calibrated, forgets: bool) -> None:
+    with served.pair.client() as client:
+        served.until_split(client)
+        served.pair.stop_companion()
+        if forgets:
+            served.pair.forget_companion_models()
+        answer = served.ask(client)
+        assert answer.placement == "local"
+        np.testing.assert_allclose(answer.outputs["y"], served.whole[0]["y"], rtol=1e-4, atol=1e-5)
+        served.pair.start_companion()
+        answer = served.until_split(client)
+        assert divergence("kl", answer.outputs["y"], served.whole[0]["y"]) <= 10 * BOUND
+
+
+def test_a_new_calibration_replaces_the_old_one_while_requests_are_under_way(served: Calibrated) -> None:
+    with served.pair.client() as client:
+        before = served.until_split(client)
+        answers: list[Answer] = []
+        going = threading.Event()
+        going.set()
+
+        def asking() -> None:
+            with served.pair.client() as beside:
+                while going.is_set():
+                    answers.append(served.ask(beside))
+
+        caller = threading.Thread(target=asking)
+        caller.start()
+        try:
+            served.lay(served.another())
+            after = until(
+                lambda: served.ask(client),
+                lambda one: not np.array_equal(one.outputs["y"], before.outputs["y"]) and one.placement == "split",
+            )
+        finally:
+            going.clear()
+            caller.join()
+        assert len(answers) > 3
+        assert all(divergence("kl", one.outputs["y"], served.whole[0]["y"]) <= 10 * BOUND for one in answers)
+        assert divergence("kl", after.outputs["y"], served.whole[0]["y"]) <= 10 * BOUND
+        assert {one.placement for one in answers} <= {"split", "local"}
+        served.lay(served.calibration)
+        client.load("narrow")  # at once; laid beside it, it is taken up within seconds
+        again = served.until_split(client)
+        np.testing.assert_array_equal(again.outputs["y"], before.outputs["y"])
+
+
+def _damaged(served: Calibrated) -> str:
+    path = served.path.with_name(CALIBRATION_FILE)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x55
+    path.write_bytes(data)
+    return "it is damaged"
+
+
+def _of_another_model(served: Calibrated) -> str:
+    served.lay(replace(served.calibration, model=ModelDigest("sha256:" + "ab" * 32)))
+    return "it belongs to the model sha256:abab"
+
+
+def _gone(served: Calibrated) -> str:
+    served.path.with_name(CALIBRATION_FILE).unlink()
+    return ""
+
+
+@pytest.mark.parametrize("becomes", [_damaged, _of_another_model, _gone])
+def test_a_calibration_that_cannot_be_used_costs_klt_and_nothing_else(
+    served: Calibrated, becomes: Callable[[Calibrated], str]
+) -> None:
+    try:
+        note = becomes(served)
+        with served.pair.client() as client:
+            client.load("narrow")
+            model = client.get(STATUS)["models"][0]
+            assert model["state"] == "READY"
+            assert note in model["calibration_note"]
+            assert bool(model["calibration_note"]) == bool(note)
+            raw = {"mode": "split", "cut": served.cut, "codec": "raw", "deadline_ms": 20_000}
+            answer = until(lambda: client.infer("narrow", INPUTS[0], **raw), lambda answer: answer.placement == "split")
+            np.testing.assert_allclose(answer.outputs["y"], served.whole[0]["y"], rtol=1e-4, atol=1e-5)
+            with pytest.raises(Refused, match="no calibration for it here; isthmus calibrate makes one"):
+                served.ask(client)
+    finally:
+        served.lay(served.calibration)
+        with served.pair.client() as client:
+            client.load("narrow")

@@ -1,0 +1,71 @@
+"""A calibration that is laid beside a model while it is served is taken up without loading the model again: whatever
+`isthmus calibrate` writes is in use within seconds.
+
+Requests under way keep the one they were decided with; the companion has the last two of a model. Not for new cuts:
+those that the model's card lacks must be cut and measured first, which loading does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from agent.bringing_up import Entry
+from agent.calibrated import Sidecar, sidecar_beside
+from agent.served_model import ServedModel
+from split.codec.calibration import CALIBRATION_FILE
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 5.0
+"""Between two looks at the files: one `stat` for each model."""
+
+Stamp = tuple[int, int, int] | None
+
+
+class Recalibrating:
+    """`entries`: of the repository; `adopt(entry, model, sidecar)`: have the entry's model served with this one."""
+
+    def __init__(
+        self, *, entries: Callable[[], Iterable[Entry]], adopt: Callable[[Entry, ServedModel, Sidecar], None]
+    ) -> None:
+        self._entries = entries
+        self._adopt = adopt
+        self._seen: dict[Path, Stamp] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await self.look()
+            except Exception:  # a bug of ours costs a new calibration, not the daemon
+                log.exception("calibrations could not be looked at")
+
+    async def look(self) -> None:
+        """Once at each model that is served and measured."""
+        for entry in list(self._entries()):
+            model, path = entry.model, entry.path.with_name(CALIBRATION_FILE)
+            if model is None or model.profile is None:
+                self._seen.pop(path, None)
+                continue
+            stamp = await asyncio.to_thread(_stamp, path)
+            if path in self._seen and self._seen[path] == stamp:
+                continue
+            sidecar = await asyncio.to_thread(sidecar_beside, entry.path, model.digest)
+            self._seen[path] = stamp
+            if sidecar.is_as(model.sidecar) or entry.model is not model:
+                continue
+            self._adopt(entry, model, sidecar)
+            log.info("model=%s has taken up %s", entry.name, path)
+
+
+def _stamp(path: Path) -> Stamp:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
