@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from agent.handback import Handback
 from split.errors import EngineFailed, ModelUnavailable, Overloaded
 from split.plan.slack import first_to_run
 from split.runtime.engine import Stop
@@ -54,9 +55,10 @@ class Job(asyncio.Future[Timed[T]]):
         expected_ms: float,
         rank: int,
         stop: Stop | None,
-        loop: asyncio.AbstractEventLoop,
+        handback: Handback,
     ) -> None:
-        super().__init__(loop=loop)
+        super().__init__(loop=handback.loop)
+        self.handback = handback
         self._compute = compute
         self.work = work
         self.deadline_at_s = deadline_at_s
@@ -100,6 +102,8 @@ class Compute:
         self._waiting_ms = 0.0
         self._order = itertools.count()
         self._tokens: queue.SimpleQueue[None] = queue.SimpleQueue()  # at least one for each waiting job
+        self._handback: Handback | None = None
+        """To the loop of the last job, which is that of all in a daemon."""
         self._running: Job[Any] | None = None
         self._started_at_s = 0.0
         self._busy_s = 0.0
@@ -130,7 +134,7 @@ class Compute:
         when too many wait, none of them of a worse rank, ModelUnavailable while closing.
         """
         self.on_load(expected_ms, deadline_at_s)
-        job = Job(self, work, deadline_at_s, expected_ms, rank, stop, asyncio.get_running_loop())
+        job = Job(self, work, deadline_at_s, expected_ms, rank, stop, self._to_loop(asyncio.get_running_loop()))
         too_many = f"{self._max_waiting} jobs wait for the compute worker, no more fit; try again later"
         passed_over = None
         with self._lock:
@@ -204,6 +208,8 @@ class Compute:
         if stuck is not None:
             why = f"the job under way did not end within {CLOSE_TIMEOUT_S} s of the shutdown"
             self._deliver(stuck, EngineFailed(why))
+        if self._handback is not None:
+            self._handback.close()
 
     def settle(self, job: Job[Any], outcome: Timed[Any] | BaseException) -> None:
         """On the event loop: the job's outcome goes to the one who waits for it."""
@@ -226,6 +232,13 @@ class Compute:
                 job.stop.ask()
                 self._stopping = True
                 self._no_hold.set()
+
+    def _to_loop(self, loop: asyncio.AbstractEventLoop) -> Handback:
+        if self._handback is None or self._handback.loop is not loop:
+            if self._handback is not None:
+                self._handback.close()
+            self._handback = Handback(loop)
+        return self._handback
 
     def _forget(self, job: Job[Any]) -> None:
         """Under the lock."""
@@ -277,7 +290,7 @@ class Compute:
 
     def _deliver(self, job: Job[Any], outcome: Timed[Any] | BaseException) -> None:
         try:
-            job.get_loop().call_soon_threadsafe(self.settle, job, outcome)
+            job.handback.give(self.settle, job, outcome)
         except RuntimeError:  # the loop is closed: nobody waits any more
             pass
 
