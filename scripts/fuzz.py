@@ -1,5 +1,6 @@
 """Look for what breaks, with random input: `cuts` draws models and holds head ∘ tail against the whole, `wire` draws
-streams, sound and broken, and holds what the wire protocol makes of them against what was put in.
+streams, sound and broken, and holds what the wire protocol makes of them against what was put in, `codec` does so with
+the compiled core of codec klt, under sanitizers.
 
 A failure is printed with all it takes to see it again: the seed, the cut, the model as text, made smaller where that
 is cheap. Exit status 1 when something is wrong.
@@ -20,6 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rich.console import Console
 from rich.table import Table
 
+from scripts.fuzzing.codec import NotCompiled
+from scripts.fuzzing.codec import run as fuzz_codec
 from scripts.fuzzing.cuts import Tally, Wrong
 from scripts.fuzzing.run import fuzz_cuts
 from scripts.fuzzing.shrink import smaller
@@ -27,6 +30,7 @@ from scripts.fuzzing.wire import run as fuzz_wire
 
 SHOWN_MAX = 5
 """Failures printed with their models; the others with their seeds."""
+FUZZ_CODEC_S = 3600.0
 
 
 def report(tally: Tally, wrong: Sequence[Wrong]) -> dict[str, Any]:
@@ -101,6 +105,21 @@ def wire(arguments: argparse.Namespace, console: Console) -> int:
     return 1 if result.wrong else 0
 
 
+def codec(arguments: argparse.Namespace, console: Console) -> int:
+    try:
+        figures, wrong = fuzz_codec(arguments.rounds, arguments.seed, timeout_s=FUZZ_CODEC_S)
+    except NotCompiled as error:
+        print(f"scripts/fuzz: {error}", file=sys.stderr)
+        return 1
+    for name, value in figures.items():
+        console.print(f"{name:22} {value}", markup=False)
+    if wrong:
+        console.print(wrong, markup=False, highlight=False)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(figures | {"wrong": wrong}, indent=1))
+    return 1 if wrong else 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/fuzz", description=__doc__)
     kinds = parser.add_subparsers(required=True)
@@ -111,7 +130,10 @@ def main() -> int:
     streams = kinds.add_parser("wire", help="random streams, sound and broken, against the wire protocol")
     streams.add_argument("--frames", type=int, default=100_000, metavar="N", help="frames to be taken (100,000)")
     streams.set_defaults(run=wire)
-    for kind in (models, streams):
+    core = kinds.add_parser("codec", help="random maps and streams through the compiled core of codec klt")
+    core.add_argument("--rounds", type=int, default=10_000, metavar="N", help="maps, six damaged streams each (10,000)")
+    core.set_defaults(run=codec)
+    for kind in (models, streams, core):
         kind.add_argument("--seed", type=int, default=0, metavar="S", help="of the first draw; the next count on (0)")
         kind.add_argument("--json", type=Path, metavar="FILE", help="write the figures, too")
     arguments = parser.parse_args()

@@ -167,6 +167,7 @@ int32_t klt_unpack(const klt_tables *tables, const klt_order *order, const uint8
             if (in.damaged) return KLT_DAMAGED;
         }
     }
-    /* The state is back where packing began, and nothing is left: damage would have to guess that. */
+    /* The state is back where packing began, and nothing is left. Damage seldom leads there, but for damage to bits that
+     * were not coded (signs, low bits): it gives other coefficients. The channel is what vouches for bytes. */
     return in.damaged || state != LOWEST || in.at != in.end ? KLT_DAMAGED : 0;
 }
