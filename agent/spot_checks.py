@@ -65,8 +65,8 @@ class SpotChecks:
         if broken:
             why = (
                 f"live answers over codec {codec} are {kept.mean_ratio:.2f} times as far from the unsplit model's as "
-                f"the bound allows ({fidelity.measure} {fidelity.bound:g}; mean of {kept.seen} spot checks); run isthmus "
-                "calibrate with inputs like the live ones"
+                f"the bound allows ({fidelity.measure} {fidelity.bound:g}; mean of {kept.seen} spot checks); run "
+                "isthmus calibrate with inputs like the live ones"
             )
             log.warning("model=%s %s", model.name, why)
             self._planner.codec_broken(model.name, codec, why)
