@@ -137,7 +137,7 @@ async def test_one_that_is_here_already_need_not_be_sent_again_nor_read_twice(ho
     device, cut = opened
     read, real = [], calibrations.decode_calibration
     monkeypatch.setattr(calibrations, "decode_calibration", lambda *given: read.append(given) or real(*given))
-    laid = Laid(calibration_of(chain, cut))
+    laid = Laid(calibration_of(chain, cut, inputs=9))  # of no other test
     await laid.bring(device)
     again = house.connect("camera-2")
     await again.bring(chain)
