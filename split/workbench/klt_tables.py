@@ -1,0 +1,177 @@
+"""From tensors seen at a boundary to the tables that code it: mean and covariance across channels, the task-weighted
+transform, each coefficient's scale. Values in, values out; nothing is run or read here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from split.codec.calibration import Klt, grid_of
+from split.tensor import Array
+from split.workbench.planes import block_of, coefficients, planes
+
+NEGLIGIBLE: Final = 1e-9
+"""Of the greatest sensitivity × variance: a channel below costs no bits and is always its mean."""
+SHRINK_SENSITIVITY: Final = 0.05
+"""Towards the diagonal, which is known from fewer runs than the rest of the matrix."""
+PRIOR_BLOCKS: Final = 2.0
+"""What the variance of a whole component counts in the scale of each of its coefficients, as blocks seen."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Statistics:
+    """Of one tensor, gathered input by input; made with `Statistics(layout=…)`."""
+
+    layout: str
+    count: int = 0
+    """Positions seen."""
+    total: Array = field(default_factory=lambda: np.zeros(0))
+    products: Array = field(default_factory=lambda: np.zeros((0, 0)))
+    shape: tuple[int, ...] = ()
+    """Of the tensor as last seen."""
+
+    def add(self, array: Array) -> None:
+        """One input's tensor; what is not finite makes the sums so, too (`finite`)."""
+        x = planes(array, self.layout)
+        rows = x.transpose(1, 0, 2, 3).reshape(x.shape[1], -1)
+        if not self.count:
+            self.total, self.products = np.zeros(len(rows)), np.zeros((len(rows), len(rows)))
+        self.count += rows.shape[1]
+        self.total += rows.sum(axis=1)
+        self.products += rows @ rows.T
+        self.shape = array.shape
+
+    @property
+    def finite(self) -> bool:
+        return bool(np.isfinite(self.products).all())
+
+    @property
+    def mean(self) -> Array:
+        """FP64 [channels]."""
+        return self.total / max(self.count, 1)
+
+    def covariance(self) -> Array:
+        """FP64 [channels, channels], shrunk towards its diagonal where few positions were seen (as far as a matrix of
+        so many independent rows is noise)."""
+        found = self.products / max(self.count, 1) - np.outer(self.mean, self.mean)
+        diagonal = np.maximum(np.diag(found), 0.0)
+        noise = len(found) / (len(found) + self.count)
+        found *= 1 - noise
+        np.fill_diagonal(found, diagonal)
+        return np.asarray(found)
+
+    @property
+    def deviation(self) -> Array:
+        """FP64 [channels]."""
+        return np.asarray(np.sqrt(np.maximum(np.diag(self.covariance()), 0.0)))
+
+
+def transform_of(covariance: Array, sensitivity: Array) -> tuple[Array, Array]:
+    """T = eigenvectors(M^½ Σ M^½)ᵀ M^½ and its inverse, FP64 [components, channels] and [channels, components], the
+    component that matters most first: of all transforms whose uniform noise does the same harm through M, the one whose
+    coefficients are uncorrelated. (The Karhunen–Loève transform in the coordinates in which M is the unit matrix.)
+
+    `covariance` Σ, `sensitivity` M: [channels, channels]. Channels that matter nothing, or never change, are left out:
+    zero columns of T, zero rows of the inverse.
+    """
+    weight = np.diag(sensitivity) * np.diag(covariance)
+    active = np.flatnonzero(weight > NEGLIGIBLE * weight.max(initial=0.0))
+    channels = len(covariance)
+    if not active.size:  # nothing matters: one component that costs nothing
+        first = np.eye(1, channels)
+        return first, first.T
+    # In units of each channel's own scale, so that no small channel is lost in the roots.
+    unit = 1 / np.sqrt(np.diag(sensitivity)[active])
+    m = sensitivity[np.ix_(active, active)] * np.outer(unit, unit)
+    m = (1 - SHRINK_SENSITIVITY) * m + SHRINK_SENSITIVITY * np.eye(len(active))
+    sigma = covariance[np.ix_(active, active)] / np.outer(unit, unit)
+    values, vectors = np.linalg.eigh((m + m.T) / 2)
+    values = np.maximum(values, 1e-6 * values[-1])
+    root = vectors * np.sqrt(values) @ vectors.T
+    root_inverse = vectors / np.sqrt(values) @ vectors.T
+    _, basis = np.linalg.eigh(root @ sigma @ root)
+    basis = basis[:, ::-1]  # eigh: smallest first
+    basis = basis * np.where(basis[np.abs(basis).argmax(axis=0), np.arange(basis.shape[1])] < 0, -1.0, 1.0)
+    transform, inverse = np.zeros((len(active), channels)), np.zeros((channels, len(active)))
+    transform[:, active] = basis.T @ root / unit
+    inverse[active] = unit[:, None] * (root_inverse @ basis)
+    return transform, inverse
+
+
+def plain_sensitivity(covariance: Array) -> Array:
+    """What stands for M where the tail cannot be asked: all errors count alike, in units in which the channels together
+    have variance 1 each on average. The transform is then the principal components'."""
+    variance = np.trace(covariance) / len(covariance)
+    return np.eye(len(covariance)) / (variance if variance > 0 else 1.0)
+
+
+def klt_of(statistics: Statistics, sensitivity: Array) -> Klt:
+    """Without scales yet (all 1): `Scales` finds them on the inputs once more."""
+    transform, inverse = transform_of(statistics.covariance(), sensitivity)
+    rows, columns = planes(np.zeros(statistics.shape, np.float32), statistics.layout).shape[2:]
+    block = block_of(rows, columns)
+    return Klt(
+        layout=statistics.layout,
+        transform=transform.astype(np.float32),
+        inverse=inverse.astype(np.float32),
+        mean=statistics.mean.astype(np.float32),
+        block=block,
+        scales=np.ones((len(transform), *block), np.uint8),
+    )
+
+
+class Scales:
+    """Mean |y| of each coefficient over the inputs: the scale of the Laplace distribution that fits best."""
+
+    def __init__(self, klt: Klt) -> None:
+        self._klt = klt
+        self._sum = np.zeros(klt.scales.shape)
+        self._blocks = 0
+
+    def add(self, array: Array) -> None:
+        """One input's tensor."""
+        y = transformed(self._klt, array)
+        self._sum += np.abs(y).sum(axis=3)
+        self._blocks += y.shape[3]
+
+    def klt(self) -> Klt:
+        """With the scales; of few blocks, each coefficient's is drawn towards its component's."""
+        mean = self._sum / max(self._blocks, 1)
+        component = mean.mean(axis=(1, 2), keepdims=True)
+        drawn = (self._blocks * mean + PRIOR_BLOCKS * component) / (self._blocks + PRIOR_BLOCKS)
+        klt = self._klt
+        return Klt(
+            layout=klt.layout,
+            transform=klt.transform,
+            inverse=klt.inverse,
+            mean=klt.mean,
+            block=klt.block,
+            scales=grid_of(drawn),
+        )
+
+
+def transformed(klt: Klt, array: Array) -> Array:
+    """FP64 coefficients [components, block rows, block columns, blocks] of one tensor."""
+    x = planes(array, klt.layout) - klt.mean.astype(np.float64)[:, None, None]
+    y = np.einsum("kc,ncxy->nkxy", klt.transform.astype(np.float64), x, optimize=True)
+    return coefficients(y, klt.block)
+
+
+def gaussian_bytes(variances: Array, noise_share: float) -> float:
+    """Bytes that independent Gaussian coefficients of these variances take at least, when the noise may have
+    `noise_share` of their power: reverse water-filling (Cover and Thomas, Elements of Information Theory, 10.3.3).
+
+    No codec reaches it; it ranks boundaries against each other.
+    """
+    found = np.sort(np.asarray(variances, np.float64).reshape(-1))
+    power = found.sum()
+    if not power > 0:
+        return 0.0
+    # Those below the water are all noise, the others have the water's level of it.
+    below = np.concatenate([[0.0], np.cumsum(found)])
+    level = (noise_share * power - below[:-1]) / np.arange(found.size, 0, -1)
+    water = level[np.flatnonzero(level <= found)[0]]
+    return float(0.5 * np.log2(np.maximum(found / water, 1.0)).sum() / 8)

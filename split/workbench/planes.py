@@ -1,0 +1,84 @@
+"""A tensor as planes of channels and back, by its layout; which layout a tensor has; pieces of planes as blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from split.codec.calibration import BLOCK_MAX, CHANNELS_MAX, LAYOUTS
+from split.tensor import Array, TensorSpec
+
+BLOCK: Final = 8
+"""Largest side of a DCT block that is chosen: JPEG's; on small maps larger ones gain nothing."""
+
+
+def planes(array: Array, layout: str) -> Array:
+    """FP64 [batch, channels, rows, columns]; axes that the layout does not have are one long."""
+    axes = LAYOUTS[layout]
+    present = array.transpose([axis for axis in axes if axis >= 0])
+    return present.reshape(_shape(array.shape, layout)).astype(np.float64)
+
+
+def unplaned(x: Array, layout: str, like: Array) -> Array:
+    """What `planes` undoes: shape and element type of `like`."""
+    axes = [axis for axis in LAYOUTS[layout] if axis >= 0]
+    present = x.reshape([like.shape[axis] for axis in axes]).transpose(np.argsort(axes))
+    return np.ascontiguousarray(present, like.dtype)
+
+
+def _shape(shape: Sequence[int], layout: str) -> tuple[int, ...]:
+    return tuple(1 if axis < 0 else shape[axis] for axis in LAYOUTS[layout])
+
+
+def layouts_of(spec: TensorSpec, shape: Sequence[int]) -> list[str]:
+    """Layouts that a float tensor of this spec may have, seen once at `shape`; the likeliest first, none for what is
+    not transformed. Its channels are a fixed dim; a square beside it is a picture."""
+    if spec.dtype not in ("FP16", "FP32", "FP64") or not all(shape):
+        return []
+    fitting = [
+        layout
+        for layout, axes in LAYOUTS.items()
+        if len(layout) == len(shape)
+        and isinstance(spec.shape[axes[1]], int)
+        and spec.shape[axes[1]] == shape[axes[1]]
+        and 1 < shape[axes[1]] <= CHANNELS_MAX
+    ]
+    if len(fitting) > 1 and len(shape) == 4:
+        square = [layout for layout in fitting if shape[LAYOUTS[layout][2]] == shape[LAYOUTS[layout][3]]]
+        fitting = square or fitting
+    return fitting
+
+
+def block_of(rows: int, columns: int) -> tuple[int, int]:
+    """Block sides for planes of this size: the largest that divide them without a rest, up to `BLOCK`; where only small
+    ones do, `BLOCK` with a rest. A line has no rows."""
+    return _side(rows), _side(columns)
+
+
+def _side(size: int) -> int:
+    fitting = next((side for side in range(min(BLOCK, size), 0, -1) if size % side == 0), 1)
+    return fitting if fitting > BLOCK // 2 or size <= BLOCK else BLOCK
+
+
+def dct(size: int) -> Array:
+    """FP64 [size, size]: the orthonormal DCT-II, one basis vector a row."""
+    assert 1 <= size <= BLOCK_MAX
+    k, n = np.mgrid[:size, :size]
+    basis = np.cos(math.pi * k * (2 * n + 1) / (2 * size)) * math.sqrt(2 / size)
+    basis[0] /= math.sqrt(2)
+    return np.asarray(basis)
+
+
+def coefficients(y: Array, block: tuple[int, int]) -> Array:
+    """FP64 [components, block rows, block columns, blocks] of planes [batch, components, rows, columns]; planes that
+    blocks do not fill are continued by their last row and column."""
+    n, components, rows, columns = y.shape
+    u, v = block
+    y = np.pad(y, ((0, 0), (0, 0), (0, -rows % u), (0, -columns % v)), mode="edge")
+    down, across = y.shape[2] // u, y.shape[3] // v
+    pieces = y.reshape(n, components, down, u, across, v)
+    coded = np.einsum("ai,bj,ncxiyj->cabnxy", dct(u), dct(v), pieces, optimize=True)
+    return np.asarray(coded.reshape(components, u, v, n * down * across))
