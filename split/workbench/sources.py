@@ -1,0 +1,229 @@
+"""What a model is calibrated on: pictures and `.npz` requests of the user's, as sources that are held apart.
+
+A source is a file, or a row of one file that holds a batch; what is held out for the curves shares no source with what
+the tables come from. Of a picture there are several views (crops, mirrored or not), the same ones each time: few
+pictures then tell more of what planes and channels look like. Everything is read once, checked, and refused by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+from PIL import Image, ImageOps
+
+from split.codec.golden import golden_inputs
+from split.codec.image import prepare_image
+from split.errors import InvalidRequest, IsthmusError
+from split.profiles.contract import Contract
+from split.profiles.image_spec import ImageSpec
+from split.tensor import Tensors, TensorSpec, bind_dims
+from split.workbench.inputs import read_inputs
+
+log = logging.getLogger(__name__)
+
+SOURCES_MIN: Final = 2
+"""One to learn from and one to measure on."""
+SOURCES_FEW: Final = 8
+"""Below it curves are rough, and said to be."""
+SOURCES_MAX: Final = 96
+"""Of more, so many spread evenly are used: the tables do not get better, the pictures take memory."""
+HELD_OUT_OF: Final = 3
+"""One source in three is held out."""
+VIEWS_MAX: Final = 8
+PICTURES: Final = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+_AREA_MIN: Final = 0.35
+"""Smallest part of a picture's central square that a view shows."""
+_R2: Final = (0.7548776662466927, 0.5698402909980532)
+"""1/φ₂, 1/φ₂²: steps of the R2 sequence (Roberts 2018), whose points lie evenly in a square however many are taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One source's requests: `views[0]` as it is served, the others changed."""
+
+    name: str
+    views: Sequence[Callable[[], Tensors]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    learnt: tuple[Source, ...]
+    held_out: tuple[Source, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.learnt) + len(self.held_out)
+
+
+def read_sources(path: Path, specs: Sequence[TensorSpec], contract: Contract | None) -> Sources:
+    """Everything in a folder (pictures and `.npz`, one request a file; hidden files are passed over), or the rows of one
+    `.npz` whose arrays all have a first dim of that size where the model has 1 or an open one.
+
+    InvalidRequest names the file that is no picture or `.npz`, does not fit the model's inputs (`specs`) or holds a
+    value that is not finite, and says so where there are fewer than two sources.
+    """
+    if path.is_dir():
+        found = _folder(path, specs, contract)
+    else:
+        found = _rows(path, specs)
+    if len(found) < SOURCES_MIN:
+        raise InvalidRequest(
+            f"{path} holds {len(found)} input{'' if len(found) == 1 else 's'}; calibration learns from some and measures "
+            f"on others, so it needs at least {SOURCES_MIN} (better 20 or more), each in a file of its own or as the rows "
+            "of one .npz"
+        )
+    if len(found) < SOURCES_FEW:
+        log.warning(
+            "%d inputs are few: sizes and fidelity are measured on %d of them and are rough; 20 or more are better",
+            len(found),
+            max(1, len(found) // HELD_OUT_OF),
+        )
+    held = {number for number in range(len(found)) if number % HELD_OUT_OF == 1}
+    return Sources(
+        learnt=tuple(one for number, one in enumerate(found) if number not in held),
+        held_out=tuple(one for number, one in enumerate(found) if number in held),
+    )
+
+
+def _folder(path: Path, specs: Sequence[TensorSpec], contract: Contract | None) -> list[Source]:
+    files = sorted(one for one in path.iterdir() if one.is_file() and not one.name.startswith("."))
+    known: dict[str, Path] = {}
+    for file in files:
+        if file.suffix.lower() not in (*PICTURES, ".npz"):
+            raise InvalidRequest(
+                f"{file} is neither a picture ({', '.join(PICTURES)}) nor an .npz; the folder may hold nothing else"
+            )
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        if digest in known:
+            log.warning("%s is the same file as %s and is not used", file, known[digest].name)
+        else:
+            known[digest] = file
+    files = list(known.values())
+    if len(files) > SOURCES_MAX:
+        log.warning("%s holds %d inputs; %d of them, evenly spread, are used", path, len(files), SOURCES_MAX)
+        files = [files[number * len(files) // SOURCES_MAX] for number in range(SOURCES_MAX)]
+    found = []
+    for file in files:
+        try:
+            if file.suffix.lower() == ".npz":
+                tensors = read_inputs(file)
+                assert tensors is not None
+                found.append(_request(file.name, tensors, specs))
+            else:
+                found.append(_picture(file, specs, contract))
+        except IsthmusError as error:
+            raise InvalidRequest(f"{file}: {error}") from error
+    return found
+
+
+def _rows(path: Path, specs: Sequence[TensorSpec]) -> list[Source]:
+    tensors = read_inputs(path)
+    assert tensors is not None
+    wanted = {spec.name: spec for spec in specs}
+    sizes = {array.shape[0] if array.ndim else 0 for array in tensors.values()}
+    batched = len(sizes) == 1 and all(
+        name in wanted
+        and array.ndim == len(wanted[name].shape) > 0
+        and (wanted[name].shape[0] in (1, -1) or isinstance(wanted[name].shape[0], str))
+        for name, array in tensors.items()
+    )
+    rows = range(min(sizes.pop(), SOURCES_MAX)) if batched else None
+    try:
+        if rows is None:
+            return [_request(path.name, tensors, specs)]
+        return [
+            _request(f"row {row}", {name: array[row : row + 1] for name, array in tensors.items()}, specs)
+            for row in rows
+        ]
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{path}: {error}") from error
+
+
+def _request(name: str, tensors: Tensors, specs: Sequence[TensorSpec]) -> Source:
+    bind_dims(specs, tensors)
+    inputs = {spec.name: tensors[spec.name] for spec in specs}
+    for spec in specs:
+        if inputs[spec.name].dtype.kind == "f" and not np.isfinite(inputs[spec.name]).all():
+            raise InvalidRequest(f"{name}: input {spec.name!r} has values that are not finite (NaN or infinity)")
+    return Source(name=name, views=(lambda: inputs,))
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+
+def _picture(file: Path, specs: Sequence[TensorSpec], contract: Contract | None) -> Source:
+    encoded = contract.encoded() if contract is not None else {}
+    if not encoded:
+        raise InvalidRequest(
+            "the model's contract does not say how a picture becomes an input; add data.inputs.encoded to the contract "
+            "beside its versions, or give .npz files with the inputs by name"
+        )
+    name, spec = next(iter(encoded.items()))
+    others = golden_inputs([one for one in specs if one.name != name], {})
+    data = file.read_bytes()
+    first = {name: prepare_image(data, spec), **others}
+    bind_dims(specs, first)
+    crops = _crops(data, spec.crop)
+    small = msgspec.structs.replace(spec, resize=spec.crop)
+    views: list[Callable[[], Tensors]] = [_Prepared(data=_served(data, spec), spec=small, name=name, others=others)]
+    views += [_Prepared(data=crop, spec=small, name=name, others=others) for crop in crops]
+    return Source(name=file.name, views=views)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prepared:
+    """A view kept as 8-bit pixels at the model's own size: an eighth of the tensor's memory at most."""
+
+    data: bytes
+    spec: ImageSpec
+    name: str
+    others: Tensors
+
+    def __call__(self) -> Tensors:
+        return {self.name: prepare_image(self.data, self.spec), **self.others}
+
+
+def _opened(data: bytes) -> Image.Image:
+    """`data` was prepared once, so it is a picture that can be decoded."""
+    picture = Image.open(io.BytesIO(data))
+    ImageOps.exif_transpose(picture, in_place=True)
+    return picture.convert("RGB")
+
+
+def _bitmap(picture: Image.Image) -> bytes:
+    out = io.BytesIO()
+    picture.save(out, "BMP")
+    return out.getvalue()
+
+
+def _served(data: bytes, spec: ImageSpec) -> bytes:
+    """The pixels that the model is shown when the picture comes with a request."""
+    pixels = prepare_image(data, msgspec.structs.replace(spec, mean=(0.0,) * 3, std=(1.0,) * 3, layout="NHWC"))[0]
+    return _bitmap(Image.fromarray(np.rint(pixels).astype(np.uint8)))
+
+
+def _crops(data: bytes, side: int) -> list[bytes]:
+    """`VIEWS_MAX` − 1 squares of `_AREA_MIN` to all of the short side squared, every second one mirrored."""
+    picture = _opened(data)
+    whole = min(picture.size)
+    found = []
+    for number in range(1, VIEWS_MAX):
+        across, down = (number * step % 1.0 for step in _R2)
+        area = _AREA_MIN + (1 - _AREA_MIN) * (number - 0.5) / (VIEWS_MAX - 1)
+        size = whole * math.sqrt(area)
+        left, top = across * (picture.width - size), down * (picture.height - size)
+        box = (left, top, left + size, top + size)
+        view = picture.resize((side, side), Image.Resampling.BILINEAR, box=box)
+        if number % 2:
+            view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        found.append(_bitmap(view))
+    return found
