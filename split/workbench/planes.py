@@ -33,7 +33,7 @@ def _shape(shape: Sequence[int], layout: str) -> tuple[int, ...]:
     return tuple(1 if axis < 0 else shape[axis] for axis in LAYOUTS[layout])
 
 
-def layouts_of(spec: TensorSpec, shape: Sequence[int]) -> list[str]:
+def layouts_of(spec: TensorSpec, shape: Sequence[int], *, channels_max: int = CHANNELS_MAX) -> list[str]:
     """Layouts that a float tensor of this spec may have, seen once at `shape`; the likeliest first, none for what is
     not transformed. Its channels are a fixed dim; a square beside it is a picture."""
     if spec.dtype not in ("FP16", "FP32", "FP64") or not all(shape):
@@ -44,7 +44,7 @@ def layouts_of(spec: TensorSpec, shape: Sequence[int]) -> list[str]:
         if len(layout) == len(shape)
         and isinstance(spec.shape[axes[1]], int)
         and spec.shape[axes[1]] == shape[axes[1]]
-        and 1 < shape[axes[1]] <= CHANNELS_MAX
+        and 1 < shape[axes[1]] <= channels_max
     ]
     if len(fitting) > 1 and len(shape) == 4:
         square = [layout for layout in fitting if shape[LAYOUTS[layout][2]] == shape[LAYOUTS[layout][3]]]

@@ -40,8 +40,12 @@ HELD_OUT_OF: Final = 3
 """One source in three is held out."""
 VIEWS_MAX: Final = 8
 PICTURES: Final = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+VIEWS_BYTES_MAX: Final = 256 << 20
+"""Of all views together; of big pictures there are fewer."""
 _AREA_MIN: Final = 0.35
 """Smallest part of a picture's central square that a view shows."""
+_R1: Final = 0.6180339887498949
+"""1/φ: the same on a line."""
 _R2: Final = (0.7548776662466927, 0.5698402909980532)
 """1/φ₂, 1/φ₂²: steps of the R2 sequence (Roberts 2018), whose points lie evenly in a square however many are taken."""
 
@@ -119,7 +123,7 @@ def _folder(path: Path, specs: Sequence[TensorSpec], contract: Contract | None) 
                 assert tensors is not None
                 found.append(_request(file.name, tensors, specs))
             else:
-                found.append(_picture(file, specs, contract))
+                found.append(_picture(file, specs, contract, VIEWS_BYTES_MAX // len(files)))
         except IsthmusError as error:
             raise InvalidRequest(f"{file}: {error}") from error
     return found
@@ -160,7 +164,7 @@ def _request(name: str, tensors: Tensors, specs: Sequence[TensorSpec]) -> Source
 # --- pictures ---------------------------------------------------------------------------------------------------------
 
 
-def _picture(file: Path, specs: Sequence[TensorSpec], contract: Contract | None) -> Source:
+def _picture(file: Path, specs: Sequence[TensorSpec], contract: Contract | None, bytes_max: int) -> Source:
     encoded = contract.encoded() if contract is not None else {}
     if not encoded:
         raise InvalidRequest(
@@ -172,7 +176,7 @@ def _picture(file: Path, specs: Sequence[TensorSpec], contract: Contract | None)
     data = file.read_bytes()
     first = {name: prepare_image(data, spec), **others}
     bind_dims(specs, first)
-    crops = _crops(data, spec.crop)
+    crops = _crops(data, spec.crop, min(VIEWS_MAX, bytes_max // (3 * spec.crop**2)) - 1)
     small = msgspec.structs.replace(spec, resize=spec.crop)
     views: list[Callable[[], Tensors]] = [_Prepared(data=_served(data, spec), spec=small, name=name, others=others)]
     views += [_Prepared(data=crop, spec=small, name=name, others=others) for crop in crops]
@@ -207,18 +211,21 @@ def _bitmap(picture: Image.Image) -> bytes:
 
 def _served(data: bytes, spec: ImageSpec) -> bytes:
     """The pixels that the model is shown when the picture comes with a request."""
-    pixels = prepare_image(data, msgspec.structs.replace(spec, mean=(0.0,) * 3, std=(1.0,) * 3, layout="NHWC"))[0]
-    return _bitmap(Image.fromarray(np.rint(pixels).astype(np.uint8)))
+    plain = msgspec.structs.replace(
+        spec, mean=(0.0,) * spec.channels, std=(1.0,) * spec.channels, layout="NHWC"
+    )
+    pixels = np.rint(prepare_image(data, plain)[0]).astype(np.uint8)
+    return _bitmap(Image.fromarray(pixels if spec.channels == 3 else pixels[:, :, 0]))
 
 
-def _crops(data: bytes, side: int) -> list[bytes]:
-    """`VIEWS_MAX` − 1 squares of `_AREA_MIN` to all of the short side squared, every second one mirrored."""
+def _crops(data: bytes, side: int, count: int) -> list[bytes]:
+    """Squares of `_AREA_MIN` to all of the short side squared, every second one mirrored."""
     picture = _opened(data)
     whole = min(picture.size)
     found = []
-    for number in range(1, VIEWS_MAX):
+    for number in range(1, count + 1):
         across, down = (number * step % 1.0 for step in _R2)
-        area = _AREA_MIN + (1 - _AREA_MIN) * (number - 0.5) / (VIEWS_MAX - 1)
+        area = _AREA_MIN + (1 - _AREA_MIN) * (number * _R1 % 1.0)
         size = whole * math.sqrt(area)
         left, top = across * (picture.width - size), down * (picture.height - size)
         box = (left, top, left + size, top + size)

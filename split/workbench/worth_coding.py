@@ -1,0 +1,144 @@
+"""Which boundaries are worth calibrating: every one of a topological order is looked at, not only those that are narrow
+uncoded. A boundary of few numbers that are alike in space and across channels (a bottleneck's projection, before its
+activation) codes into far fewer bytes than its size says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from split.graph.cuts import Cut
+from split.graph.model import Model
+from split.tensor import Array, Tensors, TensorSpec
+from split.workbench.klt_tables import Statistics, gaussian_bytes, klt_of, plain_sensitivity, transformed
+from split.workbench.planes import block_of, layouts_of, planes
+
+CUTS_MAX: Final = 8
+"""Each costs a few seconds of calibration, and a second of every profile."""
+SHARE_MIN: Final = 0.05
+"""Of the compute: a head that does less takes nothing off the companion, and what it sends is as good as the input."""
+TRANSFORMED_MAX: Final = 512
+"""Channels: the transform of more takes a device as long as a good part of the model."""
+NOISE_SHARE: Final = 0.05
+"""Power of the noise in that of the signal at which boundaries are compared. EfficientNet-Lite0 diverges by 0.036 nats
+at sizes 0.6 (deep in it) to 1.3 times (early) what this gives."""
+SAVING_MIN: Final = 0.1
+"""A deeper cut must send so much less than one before it: the estimate is no better."""
+POSITIONS_MAX: Final = 2048
+"""Of one tensor that are looked at: of larger ones some rows of blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worth:
+    """What a cut is expected to send, and what it leaves the device to do."""
+
+    cut: Cut
+    share: float
+    """Of the compute, in the head."""
+    nbytes: float
+
+
+def expected_bytes(tensors: Sequence[Array], spec: TensorSpec) -> tuple[float, str]:
+    """Of a boundary tensor as seen for a few inputs, one request's: bytes at `NOISE_SHARE` by the variances of its
+    principal components' coefficients, and the layout that makes them fewest; (its size, "") where none fits."""
+    best = (float(np.mean([array.nbytes for array in tensors])), "")
+    for layout in layouts_of(spec, tensors[0].shape, channels_max=TRANSFORMED_MAX):
+        parts = [_part(array, layout) for array in tensors]
+        statistics = Statistics(layout="NCHW")
+        for part in parts:
+            statistics.add(part)
+        if not statistics.finite:
+            break
+        klt = klt_of(statistics, plain_sensitivity(statistics.covariance()))
+        squares = np.mean([(transformed(klt, part) ** 2).mean(axis=3) for part in parts], axis=0)
+        nbytes = gaussian_bytes(squares, NOISE_SHARE) * tensors[0].size / squares.size
+        if nbytes < best[0]:
+            best = (nbytes, layout)
+    return best
+
+
+def _part(array: Array, layout: str) -> Array:
+    """FP32 [batch, channels, rows, columns], of large planes every so manieth row of blocks."""
+    x = planes(array, layout).astype(np.float32)
+    n, channels, rows, columns = x.shape
+    side = block_of(rows, columns)[0]
+    every = -(-n * rows * columns // POSITIONS_MAX)
+    if every == 1 or rows % side:
+        return x
+    return np.ascontiguousarray(x.reshape(n, channels, rows // side, side, columns)[:, :, ::every]).reshape(
+        n, channels, -1, columns
+    )
+
+
+def choose(worth: Sequence[Worth], *, limit: int = CUTS_MAX) -> list[Worth]:
+    """At most `limit` on the Pareto front of bytes against compute share, in order of depth: first the corners of the
+    convex hull in (share, log bytes), then those that halve the widest gaps."""
+    front: list[Worth] = []
+    for one in sorted((one for one in worth if one.share >= SHARE_MIN), key=lambda one: (one.share, one.nbytes, one.cut.id)):
+        if not front or one.nbytes < (1 - SAVING_MIN) * front[-1].nbytes:
+            front.append(one)
+    chosen = _hull(front)
+    if len(chosen) > limit:  # the ends and those between them at even distances
+        chosen = [chosen[round(number * (len(chosen) - 1) / (limit - 1))] for number in range(limit)]
+    while len(chosen) < min(limit, len(front)):
+        rest = [one for one in front if one not in chosen]
+        chosen.append(max(rest, key=lambda one: (min(abs(one.share - other.share) for other in chosen), one.cut.id)))
+    return sorted(chosen, key=lambda one: (one.share, one.cut.id))
+
+
+def _hull(front: Sequence[Worth]) -> list[Worth]:
+    hull: list[Worth] = []
+    for one in front:
+        while len(hull) > 1:
+            a, b = hull[-2], hull[-1]
+            slope = (np.log2(b.nbytes + 1) - np.log2(a.nbytes + 1)) * (one.share - a.share)
+            if slope < (np.log2(one.nbytes + 1) - np.log2(a.nbytes + 1)) * (b.share - a.share):
+                break
+            hull.pop()
+        hull.append(one)
+    return hull
+
+
+def boundaries(model: Model, cuts: Sequence[Cut], bytes_max: int) -> list[list[str]]:
+    """The tensors that cross these cuts, in groups whose sizes together stay below `bytes_max` (one at least)."""
+    names = dict.fromkeys(name for cut in cuts for name in cut.boundary)
+    groups: list[list[str]] = [[]]
+    filled = 0
+    for name in names:
+        size = model.nbytes(name)
+        if groups[-1] and filled + size > bytes_max:
+            groups.append([])
+            filled = 0
+        groups[-1].append(name)
+        filled += size
+    return [group for group in groups if group]
+
+
+def rank(
+    model: Model,
+    cuts: Sequence[Cut],
+    shares: Sequence[float],
+    seen: Callable[[Sequence[str]], list[Tensors]],
+    *,
+    bytes_max: int,
+) -> list[Worth]:
+    """Each cut with the bytes it is expected to send. `seen`: these values for a few requests."""
+    sizes: dict[str, float] = {}
+    for names in boundaries(model, cuts, bytes_max):
+        found = seen(names)
+        for name in names:
+            spec = model.crossing(name)
+            assert isinstance(spec, TensorSpec), "a legal cut's boundary crosses"
+            sizes[name] = expected_bytes([tensors[name] for tensors in found], spec)[0]
+    return [
+        Worth(
+            cut=cut,
+            share=share,
+            nbytes=sum(sizes[name] for name in cut.boundary) + sum(model.nbytes(name) for name in cut.tail_inputs),
+        )
+        for cut, share in zip(cuts, shares, strict=True)
+    ]
