@@ -21,6 +21,7 @@ COMMANDS = {
     "cuts": "where a model can be parted, and what would travel",
     "check": "run head ∘ tail against the whole for each cut",
     "profile": "measure this device on a model",
+    "calibrate": "learn from inputs how to code what crosses the cuts, and what that costs",
     "plan": "what would be chosen, stage by stage, and why",
     "infer": "send one request to the running daemon",
     "status": "the daemon now",

@@ -197,8 +197,9 @@ def write_calibration(calibration: Calibration, path: Path) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def read_calibration(path: Path, model: ModelDigest) -> Calibration | None:
-    """The sidecar at `path`, None where there is none; InvalidCalibration when it is damaged or not of this model."""
+def read_calibration(path: Path, model: ModelDigest | None) -> Calibration | None:
+    """The sidecar at `path`, None where there is none; InvalidCalibration when it is damaged or not of this model
+    (None: of any, to be shown, not to be used)."""
     try:
         with path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
@@ -231,11 +232,11 @@ def encode_calibration(calibration: Calibration) -> bytes:
     return zstandard.ZstdCompressor(level=9, write_checksum=True).compress(plain)
 
 
-def decode_calibration(data: bytes, model: ModelDigest) -> Calibration:
+def decode_calibration(data: bytes, model: ModelDigest | None) -> Calibration:
     """What `encode_calibration` wrote, checked in full.
 
     InvalidCalibration, which says to calibrate again, for anything else: damaged, too big, of another version, of
-    another model than `model`, transforms that cannot be inverted, values that are not finite.
+    another model than `model` (None: any), transforms that cannot be inverted, values that are not finite.
     """
     plain = _unpacked(data)
     try:
@@ -245,7 +246,7 @@ def decode_calibration(data: bytes, model: ModelDigest) -> Calibration:
         file = msgspec.msgpack.decode(plain, type=_File)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise _bad(f"it is damaged ({error})") from error
-    if file.model != model:
+    if model is not None and file.model != model:
         raise _bad(f"it belongs to the model {file.model[:19]}…, not to {model[:19]}…")
     if len(file.cuts) > CUTS_MAX or file.inputs < 1:
         raise _bad(

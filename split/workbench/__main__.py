@@ -9,6 +9,7 @@ rehearse MODEL --folder DIR --feeds FILE --names ID,…    runs `offload` or cut
 cuts    MODEL --out FILE.json [--inputs FILE.npz]        the candidates, nothing is kept but FILE
 check   MODEL --out FILE.json [--cuts all|ID,…] [--inputs FILE.npz] [--outputs DIR]
 profile MODEL --folder DIR [--inputs FILE.npz]           see `profile.py`
+calibrate MODEL --inputs FOLDER|FILE.npz --out FILE      see `calibrate.py`
 optimise MODEL --folder DIR [--cuts ID,…]                see `optimise.py`; at low priority
 speed   OUT.json --seconds S                             how fast the runtime is here; see `speed.py`
 """
@@ -131,6 +132,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--folder", type=Path, required=True)
     command.add_argument("--providers", type=_words, default=())
     command.add_argument("--inputs", type=Path)
+    command = job("calibrate", _calibrate)
+    command.add_argument("--inputs", type=Path, required=True)
+    command.add_argument("--out", type=Path, required=True)
     command = job("speed", _speed)
     command.add_argument("--seconds", type=float, required=True)
     command = job("optimise", _optimise)
@@ -257,6 +261,22 @@ def _profile(parsed: argparse.Namespace) -> None:
         open_tuned=None
         if engine.accelerated
         else Optimiser(card, parsed.folder, engine, threads=to_try[-1].threads).open,
+        on_progress=_say_progress,
+    )
+
+
+def _calibrate(parsed: argparse.Namespace) -> None:
+    from split.profiles.contract import contract_beside
+    from split.runtime.segment import OrtEngine, usable_threads
+    from split.workbench.calibrate import calibrate
+
+    calibrate(
+        parsed.model,
+        parsed.inputs,
+        parsed.out,
+        contract=contract_beside(parsed.model),
+        engine=OrtEngine(),
+        threads=usable_threads(),
         on_progress=_say_progress,
     )
 

@@ -15,7 +15,7 @@ from split.workbench.planes import block_of, coefficients, planes
 
 NEGLIGIBLE: Final = 1e-9
 """Of the greatest sensitivity × variance: a channel below costs no bits and is always its mean."""
-SHRINK_SENSITIVITY: Final = 0.05
+SHRINK_SENSITIVITY: Final = 0.3
 """Towards the diagonal, which is known from fewer runs than the rest of the matrix."""
 PRIOR_BLOCKS: Final = 2.0
 """What the variance of a whole component counts in the scale of each of its coefficients, as blocks seen."""

@@ -24,6 +24,9 @@ below, rounding of the runtime shows, above, the model is not linear any more.""
 SKETCH: Final = 16384
 """Most numbers kept of a change: of larger outputs random signed sums, which keep inner products on average
 (Charikar, Chen, Farach-Colton 2002)."""
+TEMPERATURE: Final = 2.0
+"""Logits are halved before they are weighed as probabilities: what is nearly certain of its first class would tell
+almost nothing else, and 17 pictures count like six. It gained 3 % of bytes at equal divergence."""
 _FLOOR: Final = 1e-6
 """Least probability that is told from 0."""
 
@@ -52,7 +55,7 @@ def _weights(base: Array, measure: str) -> Callable[[Array], Array]:
     if scores and rows.shape[1] > 1:
         # KL(p ‖ q) ≈ ½ Σ p (Δ log q − mean)²
         logits = np.log(np.maximum(rows, _FLOOR)) if distribution else rows
-        exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+        exponentials = np.exp((logits - logits.max(axis=1, keepdims=True)) / TEMPERATURE)
         p = exponentials / exponentials.sum(axis=1, keepdims=True)
 
         def classes(found: Array) -> Array:

@@ -36,8 +36,8 @@ SOURCES_FEW: Final = 8
 """Below it curves are rough, and said to be."""
 SOURCES_MAX: Final = 96
 """Of more, so many spread evenly are used: the tables do not get better, the pictures take memory."""
-HELD_OUT_OF: Final = 3
-"""One source in three is held out."""
+FOLDS: Final = 3
+"""Two sources in three are learnt from where one is measured on."""
 VIEWS_MAX: Final = 8
 PICTURES: Final = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 VIEWS_BYTES_MAX: Final = 256 << 20
@@ -50,52 +50,55 @@ _R2: Final = (0.7548776662466927, 0.5698402909980532)
 """1/φ₂, 1/φ₂²: steps of the R2 sequence (Roberts 2018), whose points lie evenly in a square however many are taken."""
 
 
+Request = Callable[[], Tensors]
+"""Makes a request's inputs: views are kept as pixels."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """One source's requests: `views[0]` as it is served, the others changed."""
 
     name: str
-    views: Sequence[Callable[[], Tensors]]
+    views: Sequence[Request]
+    picture: str = ""
+    """The input that a picture became; "" where none did."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
-    learnt: tuple[Source, ...]
-    held_out: tuple[Source, ...]
-
-    @property
-    def count(self) -> int:
-        return len(self.learnt) + len(self.held_out)
-
-
-def read_sources(path: Path, specs: Sequence[TensorSpec], contract: Contract | None) -> Sources:
-    """Everything in a folder (pictures and `.npz`, one request a file; hidden files are passed over), or the rows of one
-    `.npz` whose arrays all have a first dim of that size where the model has 1 or an open one.
+def read_sources(path: Path, specs: Sequence[TensorSpec], contract: Contract | None) -> list[Source]:
+    """Everything in a folder (pictures and `.npz`, one request a file; hidden files are passed over), or the rows of
+    one `.npz` whose arrays all have a first dim of that size where the model has 1 or an open one.
 
     InvalidRequest names the file that is no picture or `.npz`, does not fit the model's inputs (`specs`) or holds a
     value that is not finite, and says so where there are fewer than two sources.
     """
-    if path.is_dir():
-        found = _folder(path, specs, contract)
-    else:
-        found = _rows(path, specs)
+    found = _folder(path, specs, contract) if path.is_dir() else _rows(path, specs)
     if len(found) < SOURCES_MIN:
         raise InvalidRequest(
-            f"{path} holds {len(found)} input{'' if len(found) == 1 else 's'}; calibration learns from some and measures "
-            f"on others, so it needs at least {SOURCES_MIN} (better 20 or more), each in a file of its own or as the rows "
-            "of one .npz"
+            f"{path} holds {len(found)} input{'' if len(found) == 1 else 's'}; calibration learns from some and "
+            f"measures on others, so it needs at least {SOURCES_MIN} (better 20 or more), each in a file of its own or "
+            "as the rows of one .npz"
         )
     if len(found) < SOURCES_FEW:
-        log.warning(
-            "%d inputs are few: sizes and fidelity are measured on %d of them and are rough; 20 or more are better",
-            len(found),
-            max(1, len(found) // HELD_OUT_OF),
-        )
-    held = {number for number in range(len(found)) if number % HELD_OUT_OF == 1}
-    return Sources(
-        learnt=tuple(one for number, one in enumerate(found) if number not in held),
-        held_out=tuple(one for number, one in enumerate(found) if number in held),
-    )
+        log.warning("%d inputs are few: what they tell of sizes and fidelity is rough; use 20 or more", len(found))
+    return found
+
+
+def folds_of(sources: Sequence[Source]) -> int:
+    """How many folds the sources are dealt into, source i into fold i modulo that."""
+    return min(FOLDS, len(sources))
+
+
+def spread(sources: Sequence[Source], count: int) -> list[tuple[int, Request]]:
+    """At most `count` requests with their folds: each source's first view, then each one's second, and so on."""
+    most = max(len(source.views) for source in sources)
+    folds = folds_of(sources)
+    found = [
+        (number % folds, source.views[view])
+        for view in range(most)
+        for number, source in enumerate(sources)
+        if view < len(source.views)
+    ]
+    return found[:count]
 
 
 def _folder(path: Path, specs: Sequence[TensorSpec], contract: Contract | None) -> list[Source]:
@@ -178,9 +181,9 @@ def _picture(file: Path, specs: Sequence[TensorSpec], contract: Contract | None,
     bind_dims(specs, first)
     crops = _crops(data, spec.crop, min(VIEWS_MAX, bytes_max // (3 * spec.crop**2)) - 1)
     small = msgspec.structs.replace(spec, resize=spec.crop)
-    views: list[Callable[[], Tensors]] = [_Prepared(data=_served(data, spec), spec=small, name=name, others=others)]
+    views: list[Request] = [_Prepared(data=_served(data, spec), spec=small, name=name, others=others)]
     views += [_Prepared(data=crop, spec=small, name=name, others=others) for crop in crops]
-    return Source(name=file.name, views=views)
+    return Source(name=file.name, views=views, picture=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,9 +214,7 @@ def _bitmap(picture: Image.Image) -> bytes:
 
 def _served(data: bytes, spec: ImageSpec) -> bytes:
     """The pixels that the model is shown when the picture comes with a request."""
-    plain = msgspec.structs.replace(
-        spec, mean=(0.0,) * spec.channels, std=(1.0,) * spec.channels, layout="NHWC"
-    )
+    plain = msgspec.structs.replace(spec, mean=(0.0,) * spec.channels, std=(1.0,) * spec.channels, layout="NHWC")
     pixels = np.rint(prepare_image(data, plain)[0]).astype(np.uint8)
     return _bitmap(Image.fromarray(pixels if spec.channels == 3 else pixels[:, :, 0]))
 

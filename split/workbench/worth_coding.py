@@ -5,6 +5,7 @@ activation) codes into far fewer bytes than its size says.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -26,6 +27,14 @@ TRANSFORMED_MAX: Final = 512
 NOISE_SHARE: Final = 0.05
 """Power of the noise in that of the signal at which boundaries are compared. EfficientNet-Lite0 diverges by 0.036 nats
 at sizes 0.6 (deep in it) to 1.3 times (early) what this gives."""
+ELEMENT_BYTES: Final = 0.02
+"""What each number adds to what the variances say: a sixth of a bit, since early and expanded maps need finer noise
+(EfficientNet-Lite0's first expansion takes four times what they say), and transforming it takes time."""
+PICTURE_BYTES: Final = 1 / 8
+"""For each value of a picture input, as a JPEG of quality 90 has: a cut that sends more is left to the codecs of
+pictures."""
+APART_SHARE: Final = 0.02
+"""Of the compute: a cut is left out where one so little deeper sends less."""
 SAVING_MIN: Final = 0.1
 """A deeper cut must send so much less than one before it: the estimate is no better."""
 POSITIONS_MAX: Final = 2048
@@ -42,23 +51,35 @@ class Worth:
     nbytes: float
 
 
-def expected_bytes(tensors: Sequence[Array], spec: TensorSpec) -> tuple[float, str]:
-    """Of a boundary tensor as seen for a few inputs, one request's: bytes at `NOISE_SHARE` by the variances of its
-    principal components' coefficients, and the layout that makes them fewest; (its size, "") where none fits."""
-    best = (float(np.mean([array.nbytes for array in tensors])), "")
-    for layout in layouts_of(spec, tensors[0].shape, channels_max=TRANSFORMED_MAX):
-        parts = [_part(array, layout) for array in tensors]
-        statistics = Statistics(layout="NCHW")
-        for part in parts:
-            statistics.add(part)
-        if not statistics.finite:
-            break
-        klt = klt_of(statistics, plain_sensitivity(statistics.covariance()))
-        squares = np.mean([(transformed(klt, part) ** 2).mean(axis=3) for part in parts], axis=0)
-        nbytes = gaussian_bytes(squares, NOISE_SHARE) * tensors[0].size / squares.size
-        if nbytes < best[0]:
-            best = (nbytes, layout)
-    return best
+def layout_of(tensors: Sequence[Array], spec: TensorSpec) -> str:
+    """The layout in which a boundary tensor, as seen for a few inputs, takes the fewest bytes; "" for one that is not
+    transformed: no float, no fixed channels, too many of them, or values that are not finite."""
+    layouts = layouts_of(spec, tensors[0].shape, channels_max=TRANSFORMED_MAX)
+    sizes = {layout: _transformed_bytes(tensors, layout) for layout in layouts}
+    best = min(sizes, key=lambda layout: sizes[layout], default="")
+    return best if best and math.isfinite(sizes[best]) else ""
+
+
+def expected_bytes(tensors: Sequence[Array], spec: TensorSpec) -> float:
+    """Of a boundary tensor as seen for a few inputs, one request's bytes at `NOISE_SHARE`; its size where it is not
+    transformed."""
+    layouts = layouts_of(spec, tensors[0].shape, channels_max=TRANSFORMED_MAX)
+    plain = float(np.mean([array.nbytes for array in tensors]))
+    return min((plain, *(_transformed_bytes(tensors, layout) for layout in layouts)))
+
+
+def _transformed_bytes(tensors: Sequence[Array], layout: str) -> float:
+    """By the variances of the principal components' coefficients; inf where a value is not finite."""
+    parts = [_part(array, layout) for array in tensors]
+    statistics = Statistics(layout="NCHW")
+    for part in parts:
+        statistics.add(part)
+    if not statistics.finite:
+        return math.inf
+    klt = klt_of(statistics, plain_sensitivity(statistics.covariance()))
+    squares: Array = np.mean([(transformed(klt, part) ** 2).mean(axis=3) for part in parts], axis=0)
+    each = gaussian_bytes(squares, NOISE_SHARE) / squares.size + ELEMENT_BYTES
+    return float(each * tensors[0].size)
 
 
 def _part(array: Array, layout: str) -> Array:
@@ -74,12 +95,17 @@ def _part(array: Array, layout: str) -> Array:
     )
 
 
-def choose(worth: Sequence[Worth], *, limit: int = CUTS_MAX) -> list[Worth]:
+def choose(worth: Sequence[Worth], input_bytes: float, *, limit: int = CUTS_MAX) -> list[Worth]:
     """At most `limit` on the Pareto front of bytes against compute share, in order of depth: first the corners of the
-    convex hull in (share, log bytes), then those that halve the widest gaps."""
+    convex hull in (share, log bytes), then those that halve the widest gaps. None that sends `input_bytes` or more, as
+    long as there are others."""
+    deep = [one for one in worth if one.share >= SHARE_MIN]
+    narrow = [one for one in deep if one.nbytes < input_bytes] or deep
     front: list[Worth] = []
-    for one in sorted((one for one in worth if one.share >= SHARE_MIN), key=lambda one: (one.share, one.nbytes, one.cut.id)):
+    for one in sorted(narrow, key=lambda one: (one.share, one.nbytes, one.cut.id)):
         if not front or one.nbytes < (1 - SAVING_MIN) * front[-1].nbytes:
+            if front and one.share - front[-1].share < APART_SHARE:
+                front.pop()
             front.append(one)
     chosen = _hull(front)
     if len(chosen) > limit:  # the ends and those between them at even distances
@@ -133,7 +159,7 @@ def rank(
         for name in names:
             spec = model.crossing(name)
             assert isinstance(spec, TensorSpec), "a legal cut's boundary crosses"
-            sizes[name] = expected_bytes([tensors[name] for tensors in found], spec)[0]
+            sizes[name] = expected_bytes([tensors[name] for tensors in found], spec)
     return [
         Worth(
             cut=cut,

@@ -1,0 +1,335 @@
+"""Makes a model's calibration: which cuts are worth coding, their tables, and curves measured on held-out inputs.
+
+Blocking and heavy: runs in a child process, on the device or on any machine that has model, contract and inputs. What
+is done depends on the inputs alone, not on the clock, while it fits the budget: the same inputs give the same file. A
+model that is too slow for it gets tables from fewer runs, and says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from split.codec.calibration import LAYOUTS, Calibration, Curve, CutTables, write_calibration
+from split.codec.payload import decode, encode
+from split.codec.picture import LEVELS, PICTURE_CODECS
+from split.errors import CodecError, EngineFailed, InvalidModel
+from split.graph.card import FolderBefore
+from split.graph.cost import node_flops
+from split.graph.cuts import (
+    Cut,
+    all_prefix_cuts,
+    bitmap_of,
+    boundary_specs,
+    compute_shares,
+    crossing_bytes,
+    cut_card,
+)
+from split.graph.load import load_model
+from split.graph.model import Model
+from split.graph.partition import share_weights, whole_with, write_parts, write_whole
+from split.ids import CutId
+from split.profiles.contract import Contract, Fidelity
+from split.profiles.demands import ContractDemands, demands_of
+from split.profiles.measured import Point
+from split.runtime.engine import Engine, Segment
+from split.tensor import Tensors, TensorSpec
+from split.workbench.coded_cut import DECODED_BYTES_MAX, CodedCut, Halves, HeldOut
+from split.workbench.curves import curve, point, trace
+from split.workbench.cut import candidate_cuts, describe, settle
+from split.workbench.planes import layouts_of
+from split.workbench.sources import Request, Source, folds_of, read_sources, spread
+from split.workbench.worth_coding import PICTURE_BYTES, TRANSFORMED_MAX, Worth, choose, rank
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[str, float], None]
+
+BUDGET_S: Final = 55.0
+"""With the child's start and reading the model a minute."""
+PROBES_SHARE: Final = 0.55
+"""Of the budget, for sensitivity."""
+PROBE_FLOPS: Final = 1.5e12
+"""All runs for sensitivity together: half a minute of a core that does 5e10 a second, as today's do."""
+PROBES_MAX: Final = 17
+"""Requests that each channel is moved in: more gained 2 % on a mobile CNN, four instead lost 8 %."""
+RANKED_ON: Final = 3
+"""Requests that boundaries are compared on."""
+RANKED_BYTES_MAX: Final = 128 << 20
+"""Activations looked at in one run."""
+LEARNT_MAX: Final = 128
+"""Requests (views of sources) that statistics come from, and their memory:"""
+LEARNT_BYTES_MAX: Final = 192 << 20
+HELD_OUT_MAX: Final = 24
+HELD_OUT_MIN: Final = 6
+CURVE_FLOPS: Final = 1.5e12
+CURVE_POINTS: Final = 14
+"""Requests that curves are measured on: as many as let all runs stay within so many operations, at so many points."""
+USUAL: Final = Fidelity(measure="relative", bound=0.05)
+"""What curves are laid around where the contract allows nothing lossy."""
+
+
+def calibrate(
+    model_path: Path,
+    inputs: Path,
+    out: Path,
+    *,
+    contract: Contract | None,
+    engine: Engine,
+    threads: int,
+    on_progress: Progress = lambda stage, ratio: None,
+    budget_s: float = BUDGET_S,
+    now_s: Callable[[], float] | None = None,
+) -> Calibration:
+    """Calibrate the model on these `inputs` (as `read_sources` takes them) and write the sidecar to `out`, in one step
+    at the end: nothing is left of what failed.
+
+    `now_s`: what the budget is counted by; the processor time of one of `threads` if none is given, so that what else
+    the machine does changes nothing. InvalidRequest for inputs that do not fit, by name; InvalidModel when no cut of it
+    can be coded, or the file cannot be used; ModelUnavailable when it was replaced meanwhile.
+    """
+    clock = now_s or (lambda: time.process_time() / threads)
+    before = FolderBefore(model_path)
+    on_progress("reading the model", 0.0)
+    model = load_model(model_path)
+    on_progress("reading the inputs", 0.02)
+    sources = read_sources(inputs, model.inputs, contract)
+    with tempfile.TemporaryDirectory(prefix="isthmus-calibrate-") as name:
+        folder = Path(name)
+        share_weights(model, folder)
+        feeds = settle(model, folder, inputs=sources[0].views[0]())
+        bench = _Bench(model=model, folder=folder, engine=engine, threads=threads, contract=contract, sources=sources)
+        on_progress("looking at every boundary", 0.06)
+        chosen = bench.choose(feeds)
+        held_out = bench.held_out(_held_out(model, chosen))
+        tables: dict[CutId, CutTables] = {}
+        curves: dict[CutId, Curve] = {}
+        spending = _Spending(
+            pool_s=PROBES_SHARE * budget_s, flops=[_probe_flops(model, worth) for worth in chosen], now_s=clock
+        )
+        for number, worth in enumerate(chosen):
+            on_progress(f"cut {number + 1} of {len(chosen)}", 0.15 + 0.7 * number / len(chosen))
+            try:
+                with bench.opened(worth.cut) as halves:
+                    coded = CodedCut(halves, folds_of(sources))
+                    with spending.on(number) as has_time:
+                        coded.learn(
+                            bench.learnt(worth.cut), measure=bench.measure, probes=spending.probes, has_time=has_time
+                        )
+                    curves[worth.cut.id] = coded.curve(held_out, bench.fidelity)
+                    tables[worth.cut.id] = coded.tables()
+            except (EngineFailed, InvalidModel, CodecError) as error:
+                log.warning("cut=%s is left out: %s", worth.cut.id, error)
+        if not tables:
+            raise InvalidModel(f"{model_path}: no cut of it could be coded; isthmus check says which cuts it has")
+        on_progress("pictures", 0.85)
+        pictures = bench.pictures(held_out)
+    calibration = Calibration(model=model.digest, inputs=len(sources), tables=tables, curves=curves, pictures=pictures)
+    before.require_same(describe(model, [worth.cut for worth in chosen]))
+    write_calibration(calibration, out)
+    on_progress("done", 1.0)
+    return calibration
+
+
+def _probe_flops(model: Model, worth: Worth) -> float:
+    """Operations that one request's sensitivity takes: a run of the tail for each channel."""
+    whole = sum(node_flops(model))
+    channels = 0
+    for name in worth.cut.boundary:
+        spec, shape = model.crossing(name), model.shapes.get(name, ())
+        layouts = layouts_of(spec, shape, channels_max=TRANSFORMED_MAX) if isinstance(spec, TensorSpec) else []
+        channels += shape[LAYOUTS[layouts[0]][1]] if layouts else 0
+    return channels * (1 - worth.share) * whole
+
+
+def _held_out(model: Model, chosen: Sequence[Worth]) -> int:
+    """How many requests curves are measured on."""
+    runs = CURVE_POINTS * (2 + sum(1 - worth.share for worth in chosen))  # two: the pictures' codecs
+    return max(HELD_OUT_MIN, min(HELD_OUT_MAX, int(CURVE_FLOPS / (runs * sum(node_flops(model)) or 1.0))))
+
+
+class _Spending:
+    """Divides the time for sensitivity among the cuts by what each one's takes."""
+
+    def __init__(self, *, pool_s: float, flops: Sequence[float], now_s: Callable[[], float]) -> None:
+        self._left_s = pool_s
+        self._flops = flops
+        self._now_s = now_s
+        self.probes = max(1, min(PROBES_MAX, int(PROBE_FLOPS / (sum(flops) or 1.0))))
+        """Requests that each channel is moved in, of every cut."""
+
+    @contextmanager
+    def on(self, number: int) -> Iterator[Callable[[], bool]]:
+        """Whether there is still time for this cut: its part of what the cuts before it left."""
+        from_s = self._now_s()
+        until_s = from_s + self._left_s * self._flops[number] / (sum(self._flops[number:]) or 1.0)
+        yield lambda: self._now_s() < until_s
+        self._left_s = max(self._left_s - (self._now_s() - from_s), 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bench:
+    """One model, its inputs, and where its parts are written."""
+
+    model: Model
+    folder: Path
+    engine: Engine
+    threads: int
+    contract: Contract | None
+    sources: Sequence[Source]
+
+    # -- which cuts ---------------------------------------------------------------------------------------------------
+
+    def choose(self, feeds: Tensors) -> list[Worth]:
+        """The cuts to calibrate; InvalidModel where the model has none."""
+        asked = demands_of(self.contract, [spec.name for spec in self.model.inputs])
+        found = {cut.id: cut for cut in all_prefix_cuts(self.model) if cut.legal and cut.boundary}
+        found |= {cut.id: cut for cut in candidate_cuts(self.model, feeds, asked).cuts}
+        cuts = list(found.values())
+        pairs = [
+            (cut, share)
+            for cut, share in zip(cuts, compute_shares(self.model, cuts), strict=True)
+            if _meets(self.model, cut, share, asked)
+        ]
+        if not pairs:
+            why = self.model.no_cuts_reason or "none meets what the contract asks of it"
+            raise InvalidModel(f"{self.model.path}: there is no cut to calibrate: {why}")
+        requests = [request for _, request in spread(self.sources, RANKED_ON)]
+        worth = rank(
+            self.model,
+            [cut for cut, _ in pairs],
+            [share for _, share in pairs],
+            lambda names: self._seen(names, requests),
+            bytes_max=RANKED_BYTES_MAX,
+        )
+        chosen = choose(worth, self._input_bytes(requests[0]()))
+        if not chosen:
+            raise InvalidModel(f"{self.model.path}: no cut of it leaves the device anything to do")
+        return chosen
+
+    def _input_bytes(self, request: Tensors) -> float:
+        """What offload sends, about."""
+        encoded = self.contract.encoded() if self.contract is not None else {}
+        return sum(PICTURE_BYTES * one.size if name in encoded else one.nbytes for name, one in request.items())
+
+    def _seen(self, names: Sequence[str], requests: Sequence[Request]) -> list[Tensors]:
+        path = self.folder / "seen.onnx"
+        write_whole(path, whole_with(self.model, names))
+        segment = self.engine.open(path, threads=self.threads)
+        try:
+            return [segment.run(request(), list(names)) for request in requests]
+        finally:
+            segment.close()
+            path.unlink()
+
+    def held_out(self, count: int) -> list[HeldOut]:
+        """At most `count` requests that curves are measured on, with the unsplit model's outputs."""
+        whole = self.engine.open(self.model.path, threads=self.threads)
+        try:
+            return [
+                HeldOut(fold=fold, inputs=request, expected=whole.run(request()))
+                for fold, request in spread(self.sources, count)
+            ]
+        finally:
+            whole.close()
+
+    def learnt(self, cut: Cut) -> list[tuple[int, Request]]:
+        """The requests that this cut's statistics come from, with their folds."""
+        size = max(crossing_bytes(self.model, cut), 1)
+        return spread(self.sources, max(min(LEARNT_MAX, LEARNT_BYTES_MAX // size), len(self.sources)))
+
+    @contextmanager
+    def opened(self, cut: Cut) -> Iterator[Halves]:
+        """Its halves, written and opened."""
+        head, tail = self.folder / f"{cut.id}.head.onnx", self.folder / f"{cut.id}.tail.onnx"
+        write_parts(self.model, cut, head, tail)
+        inputs = {spec.name: spec for spec in self.model.inputs}
+        segments: list[Segment] = []
+        try:
+            segments += [self.engine.open(path, threads=self.threads) for path in (head, tail)]
+            yield Halves(
+                cut=cut,
+                specs=(
+                    *boundary_specs(self.model, cut),
+                    *(inputs[name] for name in cut.tail_inputs),
+                ),
+                node_bitmap=bitmap_of(cut.mask, len(self.model.nodes)),
+                head=segments[0],
+                tail=segments[1],
+            )
+        finally:
+            for segment in segments:
+                segment.close()
+            head.unlink(missing_ok=True)
+            tail.unlink(missing_ok=True)
+
+    # -- curves -------------------------------------------------------------------------------------------------------
+
+    @property
+    def fidelity(self) -> Fidelity:
+        """What curves are laid around: the contract's, or a usual one where it allows nothing lossy."""
+        stated = self.contract.data.fidelity if self.contract is not None else USUAL
+        return stated if stated.bound > 0 else USUAL
+
+    @property
+    def measure(self) -> str:
+        """By which outputs' changes are weighed; "" where the contract does not say."""
+        return self.fidelity.measure if self.fidelity is not USUAL else ""
+
+    def pictures(self, held_out: Sequence[HeldOut]) -> dict[str, Curve]:
+        """The picture input as JPEG and WebP, by the same measures on the same requests; {} where there is none."""
+        encoded = self.contract.encoded() if self.contract is not None else {}
+        encoded = {
+            name: spec for name, spec in encoded.items() if all(source.picture == name for source in self.sources)
+        }
+        if not encoded:
+            return {}
+        requests = [request.inputs() for request in held_out]
+        whole = self.engine.open(self.model.path, threads=self.threads)
+
+        def at(codec: str, level: int) -> Point:
+            payloads = [b"".join(encode(inputs, codec, level=level, pictures=encoded)) for inputs in requests]
+            outputs = [whole.run(decode(payload, max_bytes=DECODED_BYTES_MAX)) for payload in payloads]
+            return point(level, [*map(len, payloads)], outputs, [request.expected for request in held_out])
+
+        found = {}
+        for codec in PICTURE_CODECS:
+            points: list[Point] = []
+            for ladder in _ladders():
+                points += trace(
+                    partial(at, codec),
+                    start=ladder[-1],
+                    coarsest=ladder[0],
+                    finest=ladder[-1],
+                    measure=self.fidelity.measure,
+                    bound=self.fidelity.bound,
+                )
+            found[codec] = curve(points, len(requests))
+        whole.close()
+        return found
+
+
+def _ladders() -> list[range]:
+    """Levels of one size each, in the order of their quality."""
+    starts = [
+        number for number, level in enumerate(LEVELS) if not number or level.quarters != LEVELS[number - 1].quarters
+    ]
+    return [range(start, end) for start, end in zip(starts, [*starts[1:], len(LEVELS)], strict=True)]
+
+
+def _meets(model: Model, cut: Cut, share: float, asked: ContractDemands) -> bool:
+    if asked.depth_min_ratio <= share and asked.memory_bytes is None and not asked.private:
+        return True
+    card = cut_card(model, cut, share)
+    return (
+        share >= asked.depth_min_ratio
+        and (asked.memory_bytes is None or card.head_weight_bytes <= asked.memory_bytes)
+        and not set(card.shown_inputs) & set(asked.private)
+    )

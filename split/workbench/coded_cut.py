@@ -1,0 +1,202 @@
+"""One cut, open, becomes tables and a curve.
+
+The tables that are kept come from all sources. The curve is measured by cross-validation (Stone 1974): sources are
+dealt into folds, each request is coded with tables that come from the other folds alone, so nothing is measured on what
+it was learnt from, every source is measured on, and what is kept, learnt from more, is a little better than its curve.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from split.codec.calibration import GRID_ONE, GRID_PER_OCTAVE, LEVEL_MAX, Curve, CutTables, TensorTables, step_of
+from split.codec.klt import BoundaryTables, encode_klt
+from split.codec.payload import decode
+from split.graph.cuts import Cut
+from split.profiles.contract import Fidelity
+from split.profiles.measured import Point
+from split.runtime.engine import Segment
+from split.tensor import Array, Tensors, TensorSpec
+from split.workbench.curves import curve, point, trace
+from split.workbench.klt_tables import Scales, Statistics, klt_of, plain_sensitivity
+from split.workbench.sensitivity import Probed, gram
+from split.workbench.sources import Request
+from split.workbench.worth_coding import layout_of
+
+log = logging.getLogger(__name__)
+
+DECODED_BYTES_MAX: Final = 1 << 40
+FRAMING_BYTES: Final = 64
+"""What is not held against a payload."""
+LAYOUT_BY: Final = 3
+"""Requests by which a layout is told."""
+_NO_DIGEST: Final = "0" * 64
+"""Of tables that no file holds yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halves:
+    """A cut's two halves, open."""
+
+    cut: Cut
+    specs: tuple[TensorSpec, ...]
+    """Of what travels, in the order in which it does: the boundary, then the inputs the tail needs."""
+    node_bitmap: str
+    head: Segment
+    tail: Segment
+
+    def crossing(self, inputs: Tensors) -> tuple[Tensors, Tensors]:
+        """What travels, and the model's outputs that the head has."""
+        made = self.head.run({name: inputs[name] for name in self.cut.head_inputs})
+        travels = {name: made[name] for name in self.cut.boundary}
+        travels |= {name: inputs[name] for name in self.cut.tail_inputs}
+        return travels, {name: made[name] for name in self.cut.head_outputs if name in made}
+
+    def finish(self, travelled: Tensors) -> Tensors:
+        """The outputs that the tail makes."""
+        return self.tail.run({name: travelled[name] for name in self.tail.inputs})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """A request that a curve is measured on."""
+
+    fold: int
+    inputs: Request
+    expected: Tensors
+    """The unsplit model's outputs."""
+
+
+class CodedCut:
+    """`learn`, then `tables` and `curve`."""
+
+    def __init__(self, halves: Halves, folds: int) -> None:
+        """`folds`: how many the sources were dealt into, at least 2."""
+        self._halves = halves
+        self._folds = folds
+        self._seen: list[tuple[int, Tensors]] = []
+        self._layouts: dict[str, str] = {}
+        self._grams: list[tuple[int, Mapping[str, Array]]] = []
+        self._powers: dict[str, float] = {}
+
+    def learn(
+        self,
+        requests: Sequence[tuple[int, Request]],
+        *,
+        measure: str,
+        probes: int,
+        has_time: Callable[[], bool],
+    ) -> None:
+        """See what crosses for these requests (each with its fold), and how the outputs move with it for `probes` of
+        them, or for as many as there is time."""
+        self._seen = [(fold, self._halves.crossing(request())[0]) for fold, request in requests]
+        for spec in self._halves.specs:
+            tensors = [seen[spec.name] for _, seen in self._seen]
+            layout = layout_of(tensors[:LAYOUT_BY], spec) if spec.name in self._halves.cut.boundary else ""
+            if layout and all(np.isfinite(tensor).all() for tensor in tensors):
+                self._layouts[spec.name] = layout
+        probed = [
+            Probed(name=name, layout=known.layout, deviation=known.deviation)
+            for name, known in self._statistics(-1).items()
+        ]
+        wanted = min(probes, len(self._seen))
+        for number in range(wanted):
+            fold, crossing = self._seen[number * len(self._seen) // wanted]
+            for found in gram(crossing, probed, self._halves.finish, measure, number):
+                if found is not None:
+                    self._grams.append((fold, found))
+                elif not has_time():
+                    break
+            if not has_time():
+                break
+        if len(self._grams) < wanted:
+            log.warning(
+                "cut=%s: there was time to ask for the outputs' sensitivity on %d of %d inputs%s",
+                self._halves.cut.id,
+                len(self._grams),
+                wanted,
+                "" if self._grams else "; its transform goes by variance alone",
+            )
+
+    def tables(self, without: int = -1) -> CutTables:
+        """From all that was learnt but the fold `without`."""
+        statistics = self._statistics(without)
+        found = []
+        for spec in self._halves.specs:
+            known = statistics.get(spec.name)
+            if known is None:
+                found.append(TensorTables(spec=spec, klt=None))
+                continue
+            scales = Scales(klt_of(known, self._sensitivity(spec.name, known, without)))
+            for fold, tensors in self._seen:
+                if fold != without:
+                    scales.add(tensors[spec.name])
+            found.append(TensorTables(spec=spec, klt=scales.klt()))
+        return CutTables(tensors=tuple(found), node_bitmap=self._halves.node_bitmap)
+
+    def curve(self, held_out: Sequence[HeldOut], fidelity: Fidelity) -> Curve:
+        """Rate against fidelity around that of the contract."""
+        coders = [BoundaryTables(self.tables(fold), _NO_DIGEST) for fold in range(self._folds)]
+        crossing = [self._halves.crossing(request.inputs()) for request in held_out]
+
+        def at(level: int) -> Point:
+            sizes, outputs = [], []
+            for request, (travels, made) in zip(held_out, crossing, strict=True):
+                coder = coders[request.fold]
+                payload = b"".join(encode_klt(travels, coder, level))
+                sizes.append(len(payload))
+                back = decode(payload, max_bytes=DECODED_BYTES_MAX, tables=coder)
+                outputs.append(made | self._halves.finish(back))
+            return point(level, sizes, outputs, [request.expected for request in held_out])
+
+        components = sum(one.klt.components for one in coders[0].tensors if one.klt is not None)
+        # Noise of variance Δ²/12 in each component costs Δ²/24 of it (`sensitivity.py`), in units of half a squared
+        # difference: as the other measures have it near 0.
+        squared = fidelity.bound**2 / 2 if fidelity.measure == "relative" else fidelity.bound
+        step = max(math.sqrt(24 * squared / max(components, 1)), step_of(0))
+        start = round(GRID_ONE + GRID_PER_OCTAVE * math.log2(step))
+        points = trace(
+            at,
+            start=min(max(start, 0), LEVEL_MAX),
+            coarsest=LEVEL_MAX,
+            finest=0,
+            measure=fidelity.measure,
+            bound=fidelity.bound,
+            bytes_max=FRAMING_BYTES
+            + sum(array.nbytes for array in crossing[0][0].values()) / 4,  # int8, which is closer
+        )
+        return curve(points, len(held_out))
+
+    def _statistics(self, without: int) -> dict[str, Statistics]:
+        found = {name: Statistics(layout=layout) for name, layout in self._layouts.items()}
+        for fold, tensors in self._seen:
+            if fold != without:
+                for name, statistics in found.items():
+                    statistics.add(tensors[name])
+        return found
+
+    def _sensitivity(self, name: str, statistics: Statistics, without: int) -> Array:
+        """M: the mean over the requests asked, in the same units for every fold (a level means the same in all of
+        them); what stands for it where too few were asked, or nothing moves the outputs."""
+        covariance = statistics.covariance()
+        if len({fold for fold, _ in self._grams}) < 2:
+            return plain_sensitivity(covariance)
+        asked = [found[name] for fold, found in self._grams if fold != without]
+        found = np.asarray(np.mean(asked, axis=0))
+        power = float(np.trace(found @ covariance))
+        if not power > 0:
+            return plain_sensitivity(covariance)
+        return found * (self._power(name) / power)
+
+    def _power(self, name: str) -> float:
+        """tr(M Σ) over all that was learnt."""
+        if name not in self._powers:
+            found = np.mean([found[name] for _, found in self._grams], axis=0)
+            self._powers[name] = float(np.trace(found @ self._statistics(-1)[name].covariance()))
+        return self._powers[name]

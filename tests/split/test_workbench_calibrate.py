@@ -1,0 +1,266 @@
+"""Calibration of models written out as text: what is known of their best transform by hand is what is found."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from PIL import Image
+
+from agent.cli import run
+from split.codec.calibration import Calibration, Klt, read_calibration
+from split.codec.fidelity import divergence
+from split.codec.klt import BoundaryTables, decode_klt, encode_klt
+from split.errors import InvalidModel, InvalidRequest
+from split.profiles.contract import Contract, Data, Fidelity, InputContract
+from split.profiles.image_spec import ImageSpec
+from split.runtime.segment import OrtEngine
+from split.tensor import Array
+from split.workbench.calibrate import calibrate
+
+NET = """<ir_version: 8, opset_import: ["" : 18]>
+    g (float[n, 3, 16, 16] x) => (float[n, 5] y)
+    <float[8, 3, 3, 3] W1, float[4, 8, 1, 1] W2, float[8, 4, 1, 1] W3, float[5, 8] W4>
+    {
+      a = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, W1)  r = Relu(a)
+      narrow = Conv(r, W2)
+      wide = Conv(narrow, W3)  s = Relu(wide)
+      p = GlobalAveragePool(s)  f = Flatten(p)  y = Gemm<transB = 1>(f, W4)
+    }"""
+"""A bottleneck of four channels; what reads it looks at three of them."""
+
+BOUND = 0.05
+CLOSE = Contract(data=Data(fidelity=Fidelity(measure="relative", bound=BOUND)))
+
+
+def weights_of(text: str, seed: int = 7) -> onnx.ModelProto:
+    proto, random = onnx.parser.parse_model(text), np.random.default_rng(seed)
+    for value in proto.graph.value_info:
+        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        weight = random.normal(0, 1.5 / math.sqrt(math.prod(shape[1:])), shape).astype(np.float32)
+        if value.name == "W3":
+            weight[:, 3] = 0  # nobody looks at the fourth channel
+        if value.name == "W4":
+            weight *= 2
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, value.name))
+    del proto.graph.value_info[:]
+    return proto
+
+
+def smooth(count: int, seed: int = 3) -> Array:
+    """FP32 [count, 3, 16, 16]: waves of a few pixels, as photographs are smooth."""
+    random = np.random.default_rng(seed)
+    y, x = np.mgrid[:16, :16] / 16
+    rows = []
+    for _ in range(count):
+        kx, ky, phase, size = random.uniform(0, 2, (4, 3, 1, 1))
+        rows.append(size * np.sin(2 * np.pi * (kx * x + ky * y) + 3 * phase) + random.normal(0, 0.05, (3, 16, 16)))
+    return np.array(rows, np.float32)
+
+
+@dataclass(frozen=True)
+class Place:
+    model: Path
+    inputs: Path
+    out: Path
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    folder = tmp_path_factory.mktemp("net")
+    onnx.save(weights_of(NET), folder / "model.onnx")
+    np.savez(folder / "inputs.npz", x=smooth(12))
+    return Place(folder / "model.onnx", folder / "inputs.npz", folder / "calibration.isthmus")
+
+
+def calibrated(place: Place, out: Path | None = None, contract: Contract | None = CLOSE) -> Calibration:
+    return calibrate(
+        place.model, place.inputs, out or place.out, contract=contract, engine=OrtEngine(), threads=1, now_s=lambda: 0.0
+    )
+
+
+@pytest.fixture(scope="module")
+def made(place: Place) -> Calibration:
+    calibrated(place)
+    found = read_calibration(place.out, None)
+    assert found is not None
+    return found
+
+
+def narrow_klt(calibration: Calibration) -> tuple[str, Klt]:
+    """The bottleneck's."""
+    for cut, tables in calibration.tables.items():
+        if [one.spec.name for one in tables.tensors] == ["narrow"]:
+            klt = tables.tensors[0].klt
+            assert klt is not None
+            return cut, klt
+    raise AssertionError("the bottleneck is not among the cuts")
+
+
+def test_the_bottleneck_before_its_expansion_is_chosen_though_no_candidate_of_raw_bytes_need_be(
+    made: Calibration,
+) -> None:
+    _, klt = narrow_klt(made)
+    assert (klt.layout, klt.channels, klt.block) == ("NCHW", 4, (8, 8))
+
+
+def test_a_channel_that_nobody_looks_at_costs_no_bits_and_comes_back_as_its_mean(made: Calibration) -> None:
+    cut, klt = narrow_klt(made)
+    assert klt.components == 3
+    assert not klt.transform[:, 3].any()
+    assert not klt.inverse[3].any()
+    coder = BoundaryTables(made.tables[cut], made.digest)
+    array = np.random.default_rng(0).normal(0, 1, (1, 4, 8, 8)).astype(np.float32)
+    louder = array.copy()
+    louder[:, 3] *= 1e6
+    one, other = (b"".join(encode_klt({"narrow": given}, coder, 100)) for given in (array, louder))
+    assert one == other
+    back = decode_klt(one, coder, max_bytes=1 << 20)["narrow"]
+    np.testing.assert_allclose(back[0, 3], klt.mean[3], rtol=1e-6)
+
+
+def test_curves_cost_more_bytes_the_finer_the_step_and_end_far_inside_the_bound(made: Calibration) -> None:
+    assert made.inputs == 12
+    assert made.pictures == {}
+    for curve in made.curves.values():
+        assert curve.inputs == 12  # each is held out once
+        assert len(curve.points) >= 4
+        levels = [point.level for point in curve.points]
+        assert levels == sorted(levels, reverse=True)
+        assert curve.points[-1].fidelity["relative"] < BOUND / 4 < 1.5 * BOUND < curve.points[0].fidelity["relative"]
+        assert all(point.p95_bytes >= point.mean_bytes * 0.9 for point in curve.points)
+        assert set(curve.points[0].fidelity) >= {"kl", "relative", "cosine", "top1"}
+
+
+def test_other_inputs_of_the_kind_cost_and_lose_about_what_the_curve_says(made: Calibration, place: Place) -> None:
+    cut, _ = narrow_klt(made)
+    curve = made.curves[cut]  # type: ignore[index]  # a CutId
+    point = curve.within("relative", BOUND)
+    assert point is not None
+    proto = onnx.load(place.model)
+    proto.graph.output.extend([onnx.helper.make_tensor_value_info("narrow", 1, ["n", 4, 8, 8])])
+    whole = onnx.load(place.model)
+    import onnxruntime as ort
+
+    seen = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    tail = onnx.utils.Extractor(onnx.shape_inference.infer_shapes(whole)).extract_model(["narrow"], ["y"])
+    finish = ort.InferenceSession(tail.SerializeToString(), providers=["CPUExecutionProvider"])
+    coder = BoundaryTables(made.tables[cut], made.digest)  # type: ignore[index]  # a CutId
+    sizes, off = [], []
+    for row in smooth(40, seed=99):
+        y, narrow = seen.run(["y", "narrow"], {"x": row[None]})
+        payload = b"".join(encode_klt({"narrow": narrow}, coder, point.level))
+        sizes.append(len(payload))
+        back = decode_klt(payload, coder, max_bytes=1 << 20)["narrow"]
+        off.append(divergence("relative", finish.run(["y"], {"narrow": back})[0], y))
+    assert np.mean(sizes) == pytest.approx(point.mean_bytes, rel=0.15)
+    assert np.mean(off) < 1.5 * BOUND
+
+
+def test_the_same_inputs_give_the_same_file(place: Place, made: Calibration, tmp_path: Path) -> None:
+    calibrated(place, tmp_path / "again.isthmus")
+    assert (tmp_path / "again.isthmus").read_bytes() == place.out.read_bytes()
+
+
+def test_without_time_the_transform_goes_by_variance_and_says_so(
+    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = iter(range(10**6))
+    with caplog.at_level(logging.WARNING):
+        found = calibrate(
+            place.model,
+            place.inputs,
+            tmp_path / "hurried.isthmus",
+            contract=CLOSE,
+            engine=OrtEngine(),
+            threads=1,
+            budget_s=0.5,
+            now_s=lambda: float(next(clock)),
+        )
+    assert "there was time to ask for the outputs' sensitivity on 0 of" in caplog.text
+    _, klt = narrow_klt(found)
+    assert klt.components == 4  # nothing was learnt of the fourth channel
+    gram = klt.transform.astype(np.float64) @ klt.transform.T.astype(np.float64)
+    np.testing.assert_allclose(gram, np.eye(4) * gram[0, 0], atol=1e-5 * gram[0, 0])  # a rotation in one scale
+
+
+def test_a_contract_that_keeps_inputs_and_depth_gets_cuts_that_do(place: Place, tmp_path: Path) -> None:
+    deep = Contract(data=Data(depth_min_ratio=0.9, fidelity=Fidelity(measure="kl", bound=0.01)))
+    found = calibrated(place, tmp_path / "deep.isthmus", deep)
+    assert all("narrow" not in {one.spec.name for one in tables.tensors} for tables in found.tables.values())
+
+
+def test_a_model_without_cuts_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    text = '<ir_version: 8, opset_import: ["" : 18]> g (float[n, 2] x) => (float[n, 2] y) { y = Relu(x) }'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
+    np.savez(tmp_path / "inputs.npz", x=np.zeros((4, 2), np.float32))
+    with pytest.raises(InvalidModel, match="no cut to calibrate"):
+        calibrated(Place(tmp_path / "model.onnx", tmp_path / "inputs.npz", tmp_path / "out"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["inputs.npz", "model.onnx"]
+
+
+def test_pictures_are_measured_as_jpeg_and_webp_by_the_same_measures(place: Place, tmp_path: Path) -> None:
+    folder, random = tmp_path / "pictures", np.random.default_rng(5)
+    folder.mkdir()
+    for number in range(8):
+        coarse = random.integers(0, 256, (4, 5, 3)).astype(np.uint8)
+        Image.fromarray(coarse).resize((40, 32), Image.Resampling.BICUBIC).save(folder / f"{number}.png")
+    spec = ImageSpec(resize=18, crop=16, mean=(127.0,) * 3, std=(60.0,) * 3)
+    data = Data(inputs=(InputContract(name="x", encoded=spec),), fidelity=Fidelity(measure="kl", bound=0.05))
+    found = calibrate(
+        place.model,
+        folder,
+        tmp_path / "out",
+        contract=Contract(data=data),
+        engine=OrtEngine(),
+        threads=1,
+        now_s=lambda: 0.0,
+    )
+    assert set(found.pictures) == {"jpeg", "webp"}
+    for curve in found.pictures.values():
+        assert curve.inputs == found.curves[next(iter(found.curves))].inputs == 24
+        assert [point.mean_bytes for point in curve.points] == sorted(point.mean_bytes for point in curve.points)
+        assert curve.points[-1].fidelity["relative"] < curve.points[0].fidelity["relative"]
+
+
+def test_the_command_writes_beside_the_model_and_prints_each_cut_at_the_contracts_bound(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version = tmp_path / "net" / "1"
+    version.mkdir(parents=True)
+    onnx.save(weights_of(NET), version / "model.onnx")
+    (tmp_path / "net" / "contract.yaml").write_text(
+        "data: {codecs: [raw, klt], fidelity: {measure: relative, bound: 0.05}}\n"
+    )
+    np.savez(tmp_path / "inputs.npz", x=smooth(12))
+    assert run(["calibrate", "net", "--models", str(tmp_path), "--inputs", str(tmp_path / "inputs.npz"), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    found = read_calibration(version / "calibration.isthmus", shown["digest"])
+    assert found is not None
+    assert (shown["calibration_digest"], shown["inputs"]) == (found.digest, 12)
+    assert [cut["id"] for cut in shown["cuts"]] == list(found.tables)
+    assert all(cut["curve"]["points"] for cut in shown["cuts"])
+
+
+def test_the_command_refuses_bad_inputs_by_name_and_leaves_the_old_calibration(
+    place: Place, made: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = place.out.read_bytes()
+    np.savez(tmp_path / "bad.npz", x=np.full((4, 3, 16, 16), np.nan, np.float32))
+    assert run(["calibrate", str(place.model), "--inputs", str(tmp_path / "bad.npz")]) == 1
+    complaint = capsys.readouterr().err
+    assert "bad.npz: row 0: input 'x' has values that are not finite" in complaint
+    assert place.out.read_bytes() == before
+
+
+def test_inputs_of_the_wrong_shape_are_refused(place: Place, tmp_path: Path) -> None:
+    np.savez(tmp_path / "wrong.npz", x=smooth(4)[:, :, :8])
+    with pytest.raises(InvalidRequest, match=r"wrong\.npz: tensor 'x' must have shape \[-1, 3, 16, 16\]"):
+        calibrated(Place(place.model, tmp_path / "wrong.npz", tmp_path / "out"))

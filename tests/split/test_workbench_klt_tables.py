@@ -1,0 +1,161 @@
+"""Transforms and scales against what is known of them by hand, and rates against closed forms."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from split.codec.calibration import LAYOUTS
+from split.codec.transform import dct as codecs_dct
+from split.tensor import TensorSpec
+from split.workbench.klt_tables import Scales, Statistics, gaussian_bytes, klt_of, plain_sensitivity, transform_of
+from split.workbench.planes import block_of, coefficients, dct, layouts_of, planes, unplaned
+
+
+def test_two_alike_channels_become_their_sum_and_their_difference() -> None:
+    transform, inverse = transform_of(np.array([[2.0, 1.0], [1.0, 2.0]]), np.eye(2))
+    half = math.sqrt(0.5)
+    np.testing.assert_allclose(np.abs(transform), [[half, half], [half, half]], atol=1e-12)
+    assert transform[0, 0] * transform[0, 1] > 0 > transform[1, 0] * transform[1, 1]
+    np.testing.assert_allclose(transform @ inverse, np.eye(2), atol=1e-12)
+
+
+def test_channels_are_scaled_by_the_root_of_what_they_matter() -> None:
+    transform, inverse = transform_of(np.eye(2), np.diag([1.0, 4.0]))
+    np.testing.assert_allclose(transform, [[0, 2], [1, 0]], atol=1e-12)  # what matters most first
+    np.testing.assert_allclose(inverse, [[0, 1], [0.5, 0]], atol=1e-12)
+
+
+def test_coefficients_are_uncorrelated_and_their_noise_does_the_same_harm_in_each() -> None:
+    random = np.random.default_rng(1)
+    a = random.normal(0, 1, (6, 6))
+    sigma, m = a @ a.T, np.diag(random.uniform(0.1, 10, 6))
+    transform, inverse = transform_of(sigma, m)
+    spread = transform @ sigma @ transform.T
+    np.testing.assert_allclose(spread, np.diag(np.diag(spread)), atol=1e-9)
+    assert list(np.diag(spread)) == sorted(np.diag(spread), reverse=True)
+    np.testing.assert_allclose(inverse.T @ m @ inverse, np.eye(6), atol=1e-9)  # harm of unit noise, by M
+
+
+def test_channels_that_never_change_or_do_not_matter_are_left_out() -> None:
+    transform, inverse = transform_of(np.diag([1.0, 0.0, 3.0]), np.diag([1.0, 1.0, 0.0]))
+    np.testing.assert_allclose(np.abs(transform), [[1, 0, 0]])
+    np.testing.assert_allclose(np.abs(inverse), [[1], [0], [0]])
+    transform, inverse = transform_of(np.zeros((3, 3)), np.eye(3))
+    assert (transform.shape, inverse.shape) == ((1, 3), (3, 1))
+
+
+def test_statistics_are_those_of_all_positions_of_all_inputs() -> None:
+    random = np.random.default_rng(2)
+    arrays = [random.normal(3, 2, (1, 5, 6, 4)).astype(np.float32) for _ in range(400)]
+    statistics = Statistics(layout="NHWC")
+    for array in arrays:
+        statistics.add(array)
+    rows = np.concatenate([array.reshape(-1, 4) for array in arrays]).astype(np.float64)
+    np.testing.assert_allclose(statistics.mean, rows.mean(axis=0), rtol=1e-9)
+    np.testing.assert_allclose(statistics.covariance(), np.cov(rows.T, bias=True), atol=2e-3)  # shrunk by 4 in 12,000
+    np.testing.assert_allclose(statistics.deviation, rows.std(axis=0), rtol=1e-6)
+    assert statistics.finite
+    statistics.add(np.full((1, 5, 6, 4), np.inf, np.float32))
+    assert not statistics.finite
+
+
+def test_scales_are_the_mean_magnitudes_of_a_laplace_source() -> None:
+    random = np.random.default_rng(3)
+    arrays = [random.laplace(0, [[[[0.5]], [[8.0]]]], (1, 2, 4, 4)).astype(np.float32) for _ in range(800)]
+    statistics = Statistics(layout="NCHW")
+    for array in arrays:
+        statistics.add(array)
+    klt = klt_of(statistics, np.eye(2))
+    assert (klt.block, klt.scales.shape) == ((4, 4), (2, 4, 4))
+    scales = Scales(klt)
+    for array in arrays:
+        scales.add(array)
+    found = 2.0 ** ((scales.klt().scales.astype(float) - 128) / 8)
+    # A sum of 16 independent Laplace values is nearly Gaussian: mean |y| = σ √(2/π), σ² = 2b².
+    np.testing.assert_allclose(found[0], 8 * math.sqrt(2) * math.sqrt(2 / math.pi), rtol=0.15)
+    np.testing.assert_allclose(found[1], 0.5 * math.sqrt(2) * math.sqrt(2 / math.pi), rtol=0.15)
+
+
+def test_what_stands_for_sensitivity_counts_all_errors_alike() -> None:
+    np.testing.assert_allclose(plain_sensitivity(np.diag([1.0, 3.0])), np.eye(2) / 2)
+    np.testing.assert_allclose(plain_sensitivity(np.zeros((2, 2))), np.eye(2))
+
+
+@pytest.mark.parametrize(
+    ("variances", "share", "bits"),
+    [
+        ([4.0, 1.0], 0.4, 1.0),  # noise 1 in each: half a log of 4, of 1
+        ([4.0, 1.0], 0.7, 0.5 * math.log2(4 / 2.5)),  # the second is all noise
+        ([4.0, 0.0], 0.25, 1.0),
+        ([5.0], 1.0, 0.0),
+        ([0.0], 0.1, 0.0),
+        ([16.0, 16.0, 16.0, 16.0], 1 / 16, 8.0),
+    ],
+)
+def test_gaussian_bytes_are_reverse_water_filling(variances: list[float], share: float, bits: float) -> None:
+    assert gaussian_bytes(np.array(variances), share) == pytest.approx(bits / 8, abs=1e-12)
+
+
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+def test_planes_and_back_are_the_same_tensor(layout: str) -> None:
+    shape = {"NCHW": (2, 3, 4, 5), "NHWC": (2, 4, 5, 3), "NCT": (2, 3, 5), "NTC": (2, 5, 3), "NC": (2, 3)}[layout]
+    array = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
+    x = planes(array, layout)
+    assert (x.shape[0], x.shape[1], x.dtype) == (2, 3, np.float64)
+    back = unplaned(x, layout, array)
+    assert back.dtype == np.float32
+    np.testing.assert_array_equal(back, array)
+
+
+def test_blocks_and_basis_are_those_of_the_codec() -> None:
+    for size in (1, 2, 7, 8, 32):
+        np.testing.assert_allclose(dct(size), codecs_dct(size), atol=1e-6)
+    y = np.zeros((1, 1, 4, 4))
+    y[0, 0, :2, 2:] = 1  # the second block of the first row
+    found = coefficients(y, (2, 2))
+    assert found.shape == (1, 2, 2, 4)
+    np.testing.assert_allclose(found[0, :, :, 1], [[2, 0], [0, 0]], atol=1e-12)
+    np.testing.assert_allclose(found[0, :, :, [0, 2, 3]], 0)
+    assert coefficients(np.ones((1, 1, 3, 3)), (2, 2))[0, 0, 0].tolist() == pytest.approx([2, 2, 2, 2])  # continued
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "block"),
+    [
+        (14, 14, (7, 7)),
+        (28, 28, (7, 7)),
+        (56, 56, (8, 8)),
+        (20, 20, (5, 5)),
+        (13, 40, (8, 8)),
+        (1, 96, (1, 8)),
+        (3, 3, (3, 3)),
+        (22, 22, (8, 8)),
+    ],
+)
+def test_blocks_fill_the_plane_where_they_can(rows: int, columns: int, block: tuple[int, int]) -> None:
+    assert block_of(rows, columns) == block
+
+
+@pytest.mark.parametrize(
+    ("dims", "shape", "layouts"),
+    [
+        (("n", 80, 14, 14), (1, 80, 14, 14), ["NCHW"]),
+        (("n", 14, 14, 80), (1, 14, 14, 80), ["NHWC"]),
+        (("n", 40, "h", "w"), (1, 40, 30, 20), ["NCHW"]),
+        (("n", 12, 30, 20), (1, 12, 30, 20), ["NCHW", "NHWC"]),
+        (("n", "t", 384), (1, 27, 384), ["NTC"]),
+        ((1, 197, 192), (1, 197, 192), ["NCT", "NTC"]),
+        (("n", 1280), (1, 1280), []),  # too many
+        (("n", 96), (1, 96), ["NC"]),
+        ((5,), (5,), []),
+        (("n", 80, 14, 0), (1, 80, 14, 0), []),
+    ],
+)
+def test_layouts_are_told_by_fixed_channels_and_squares(
+    dims: tuple[int | str, ...], shape: tuple[int, ...], layouts: list[str]
+) -> None:
+    assert layouts_of(TensorSpec(name="x", dtype="FP32", shape=dims), shape) == layouts
+    assert layouts_of(TensorSpec(name="x", dtype="INT64", shape=dims), shape) == []
