@@ -24,6 +24,7 @@ from agent.hedges import Hedge, Hedges
 from agent.intake import InferenceRequest
 from agent.journal import Journal, Outcome, answered_entry
 from agent.lateness import Lateness
+from agent.lessons import Lessons
 from agent.parts import in_parts
 from agent.planner import Planner
 from agent.reruns import Reruns
@@ -34,9 +35,7 @@ from agent.uplink import Uplink
 from agent.waiting import Asked, RemoteReply
 from split.errors import DeadlineExceeded, EngineFailed, IsthmusError, ModelUnavailable, UnknownModel
 from split.ids import OFFLOAD_CUT, CutId
-from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate, RequestFacts
-from split.plan.rate import misfit_text
-from split.plan.score import spreads
+from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate
 from split.plan.slack import reserved_ms
 from split.runtime.engine import Segment, Stop
 from split.tensor import Tensors
@@ -74,6 +73,7 @@ class Serve:
         self._lateness = lateness
         self._journal = journal
         self._afterwards = Afterwards()
+        self._lessons = Lessons(planner, self._afterwards)
         reruns = Reruns(compute=compute, lateness=lateness)
         self._shadowing = Shadowing(planner=planner, journal=journal, reruns=reruns)
         self._spot_checks = SpotChecks(every=spot_check_every, planner=planner, journal=journal, reruns=reruns)
@@ -106,7 +106,7 @@ class Serve:
             self._planner.done(request.id)
         self._afterwards.note(self._journal.answered, request.id, answered_entry(request, outcome))
         try:
-            self._learn_total(request, outcome)
+            self._lessons.answered(request, outcome)
             if outcome.ran.placement is not Placement.LOCAL:
                 whole_ms = partial(self._finish_ms, request, Prepared.nothing(request))
                 if request.model.contract.behaviour.fallback.strategy == "shadow":
@@ -125,23 +125,6 @@ class Serve:
             )
         except UnknownModel:
             return UNPROFILED
-
-    def _as_profiled_ms(self, request: InferenceRequest, plan: Plan, stage: str, measured_ms: float) -> float | None:
-        try:
-            return self._planner.as_profiled_ms(request.model.name, request.facts, plan, stage, measured_ms)
-        except UnknownModel:  # unloaded meanwhile
-            return None
-
-    def _learn(self, request: InferenceRequest, plan: Plan, stage: str, measured_ms: float) -> None:
-        """Tell the planner, some time after the answer, what a stage would take for a request of the profile's size."""
-        if (ms := self._as_profiled_ms(request, plan, stage, measured_ms)) is not None:
-            self._afterwards.note(self._planner.observe_edge, request.model.name, plan, stage, ms)
-
-    def _learn_total(self, request: InferenceRequest, outcome: Outcome) -> None:
-        chosen, loaded = outcome.decision.chosen, spreads(outcome.decision.objective.get("throughput", 0.0))
-        if outcome.ran == chosen.plan and not outcome.fallback and not loaded:
-            args = (request.model.name, chosen.plan, outcome.total_ms, chosen.predicted_ms)
-            self._afterwards.note(self._planner.observe_total, *args)
 
     def _finish_ms(self, request: InferenceRequest, prepared: Prepared) -> float:
         """What the device is expected to need for what is missing, opening its segment included."""
@@ -232,22 +215,8 @@ class Serve:
             raise
         for stage in ("image", "head", "encode"):
             if stage in stages_ms:
-                self._learn(request, plan, stage, stages_ms[stage])
-        if decision.chosen.level is not None:
-            sent_bytes = sum(memoryview(part).nbytes for part in prepared.payload)
-            self._afterwards.note(self._learn_rate, request.model.name, request.facts, decision.chosen, sent_bytes)
-
-    def _learn_rate(self, name: str, facts: RequestFacts, chosen: PlanEstimate, sent_bytes: int) -> None:
-        """A codec with settings has made so many bytes of a request; said when that shows that its calibration does
-        not fit what is asked, or fits again."""
-        plan = chosen.plan
-        if not self._planner.observe_sent(name, facts, plan, chosen.level, sent_bytes):
-            return
-        assert plan.codec is not None
-        if (ratio := self._planner.misfit(name, plan.codec)) is not None:
-            log.warning("model=%s %s", name, misfit_text(plan.codec, ratio))
-        else:
-            log.info("model=%s live inputs fit the calibration of codec %s again", name, plan.codec)
+                self._lessons.stage(request, plan, stage, stages_ms[stage])
+        self._lessons.sent(request, decision.chosen, prepared.payload)
 
     async def _opened_head(self, request: InferenceRequest, cut: CutId, stages_ms: dict[str, float]) -> Segment:
         opening_ms = request.model.head_activation_ms(cut)
@@ -393,7 +362,7 @@ class Serve:
         self._scale(measured, *measured)
         for stage, ms in measured.items() if request.model.profile is not None else ():
             if stage != "activate":  # the store knows what opening takes
-                self._learn(request, LOCAL if cut is None else decision.chosen.plan, stage, ms)
+                self._lessons.stage(request, LOCAL if cut is None else decision.chosen.plan, stage, ms)
         stages_ms = {**prepared.stages_ms, **measured}
         stages_ms["queue"] = prepared.stages_ms.get("queue", 0.0) + timed.queue_ms
         if "activate" in stages_ms:
@@ -404,10 +373,7 @@ class Serve:
         self, request: InferenceRequest, decision: Decision, prepared: Prepared, remote: RemoteReply
     ) -> Outcome:
         plan, reply = decision.chosen.plan, remote.reply
-        tail_ms = self._as_profiled_ms(request, plan, "tail", reply.tail_ms)
-        queue_ms = reply.queue_ms if request.part == 0 else None
-        decode_ms = self._as_profiled_ms(request, plan, "cloud_decode", reply.decode_ms)
-        self._planner.observe_cloud(request.model.name, plan, queue_ms, tail_ms, decode_ms)
+        self._lessons.replied(request, plan, reply)
         stages_ms = prepared.stages_ms | {
             "network": remote.network_ms,
             "cloud_queue": reply.queue_ms,

@@ -539,7 +539,7 @@ def test_a_bug_in_what_is_learned_of_an_answer_costs_no_answer(
 ) -> None:
     async def story() -> None:
         async with Lab(tmp_path, behave=replies_after(0.006)) as lab:
-            monkeypatch.setattr(lab.serve, "_learn_total", lambda *_: 1 / 0)
+            monkeypatch.setattr(lab.serve._lessons, "answered", lambda *_: 1 / 0)
             assert_right(await lab.ask())
         assert "nothing was learned from a finished request" in caplog.text
 
