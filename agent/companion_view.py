@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 from agent.known_model import KnownModel
 from split.plan.estimate import CloudQueue
+from split.plan.link import Link
 from split.plan.links import Links
 from split.plan.objective import NO_BACKLOG, Backlog
 from split.plan.observation import LinkEstimate, Metered, RemoteView
@@ -44,6 +45,8 @@ class CompanionView:
         """When the last silence ended."""
         self._late: list[tuple[int, int, float, float]] = []
         """Requests that were given up in a silence, as `observe_late`."""
+        self._before_late: Link | None = None
+        """The link before requests were given up, while nothing was heard since."""
         self._excused = False
         """A silence has explained such already, and nothing has crossed the link since."""
         self._payload_bytes_max = math.inf
@@ -166,6 +169,7 @@ class CompanionView:
         """As `Planner.observe_ping`."""
         if now_s - rtt_ms / 1000.0 < self._back_at_s:
             return
+        self._before_late = None
         self._observe_link(padding_bytes, 0, rtt_ms, now_s)
 
     def observe_transfer(
@@ -179,7 +183,7 @@ class CompanionView:
             up_bytes += round(may_be_bytes)
         self._observe_link(up_bytes, down_bytes, network_ms, now_s)
         self._probing.moved(up_bytes + down_bytes)
-        self._heard_at_s, self._excused = now_s, False
+        self._heard_at_s, self._excused, self._before_late = now_s, False, None
 
     def observe_window(self, window: SendWindow | None) -> None:
         """As `Planner.observe_window`."""
@@ -190,15 +194,20 @@ class CompanionView:
         if self.remote_reason:
             self._late.append((up_bytes, down_bytes, network_ms, now_s))
         else:
+            if self._before_late is None:
+                self._before_late = self._link.remembered()
             self._learn_late(up_bytes, down_bytes, network_ms, now_s)
 
     def _heard_again(self) -> None:
-        """What was given up in the silence is forgiven, or believed."""
+        """What was given up in the silence, or before it was known for one, is forgiven, or believed."""
         late, self._late = self._late, []
+        before, self._before_late = self._before_late, None
         if self._excused:
             for one in late:
                 self._learn_late(*one)
-        self._excused = self._excused or bool(late)
+        elif before is not None and self.remote_reason:
+            self._link.restore(before)
+        self._excused = self._excused or bool(late) or before is not None
 
     def _learn_late(self, up_bytes: int, down_bytes: int, network_ms: float, now_s: float) -> None:
         if network_ms > self._link.sent_estimate(network_ms, now_s).transfer_ms(up_bytes, down_bytes):

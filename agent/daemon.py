@@ -53,6 +53,7 @@ from split.runtime.segment import OrtEngine, usable_threads
 from split.runtime.store import SegmentStore
 from split.systemd import asked_to_stop, feed_watchdog, notify
 from split.transport.channel import Channel
+from split.transport.knock import knock
 from split.transport.retry import Backoff
 from split.transport.tls import dial
 from split.wire.limits import DEFAULT_LIMITS
@@ -108,6 +109,7 @@ class Daemon:
             planner=planner,
             golden=golden,
             backoff=Backoff(),
+            knock=knock,
             identity_is=lambda: self._credentials.stamp() if config.companions else None,
         )
         repository = self._repository(planner, uplink, golden, machine=machine.digest)

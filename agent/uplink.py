@@ -28,6 +28,7 @@ from agent.dialler import Dial, Dialler, Opened, Unreached
 from agent.first_flight import FirstFlight, Opening
 from agent.golden import Golden
 from agent.interfaces import source_towards
+from agent.knocking import Knock, Knocking
 from agent.openings import KLT, Openings, are_times
 from agent.planner import Planner
 from agent.second_lane import SecondLane
@@ -107,6 +108,7 @@ class Uplink:
         planner: Planner,
         golden: Golden,
         backoff: Backoff,
+        knock: Knock | None = None,
         source_towards: Callable[[str], str | None] = source_towards,
         identity_is: Callable[[], object] = lambda: None,
     ) -> None:
@@ -126,8 +128,11 @@ class Uplink:
         self._planner = planner
         self._golden = golden
         self._draw = backoff.draw
+        self._knock = knock
+        """None: a way that is open again is found by TCP alone."""
         self._channel: Channel | None = None
         self._second: SecondLane | None = None
+        self._knocking: Knocking | None = None
         self._openings: Openings | None = None
         self._models: dict[str, ServedModel] = {}
         self._waiting = Waiting(planner)
@@ -299,6 +304,9 @@ class Uplink:
         """Use this connection until it ends; the one that has taken its place, if any."""
         channel = self._channel = opened.channel
         self._second = SecondLane(channel)
+        if self._knock is not None:
+            port = int(opened.address.rpartition(":")[2])
+            self._knocking = Knocking(channel, port, self._knock, self._passes_again)
         self.address, self.state, self.connects = opened.address, "connected", self.connects + 1
         self._suspected = self._leaving = self._no_way = self._moved = False
         self._heard_at_s = self._now()
@@ -335,7 +343,9 @@ class Uplink:
                 case why:
                     pass
         finally:
-            self._channel = self._second = self._openings = None
+            if self._knocking is not None:
+                self._knocking.close()
+            self._channel = self._second = self._openings = self._knocking = None
             self.state = why
             self._waiting.lose(f"companion {self.address} {why}")
             self._planner.companion_lost(f"companion {self.address} {why}")
@@ -469,11 +479,12 @@ class Uplink:
                 if successor is not None and successor.done():
                     opened, successor = successor.result(), None
                     return opened
-                if (silent or self._moved) and successor is None:
+                replace = silent or self._moved or self._is_open_and_stuck()
+                if replace and successor is None:
                     self.suspect("is reached another way now" if self._moved else "does not answer in time")
                     self.on_silence()
                     successor = asyncio.create_task(self._dialler.open(), name="dial beside")
-                elif not (silent or self._moved) and successor is not None:
+                elif not replace and successor is not None:
                     self._dialler.call_off(successor)
                     successor = None
                 if self._second is not None and (self._waiting.unanswered or self._suspected):
@@ -487,6 +498,19 @@ class Uplink:
         finally:
             if successor is not None:
                 self._dialler.call_off(successor)
+
+    def _is_open_and_stuck(self) -> bool:
+        """Whether the way is open again, and the connection waits for TCP's timer. One that is stuck is suspected."""
+        if self._knocking is None or not (self._pings or self._waiting.unanswered or self._suspected):
+            return False
+        if self._knocking.look():
+            self.suspect("acknowledges nothing")
+        return self._knocking.answered
+
+    def _passes_again(self) -> None:
+        """Something answered at the companion's address: whatever is being dialled is dialled anew."""
+        self._dialler.hurry()
+        self._changed.set()
 
     def _is_second_silent(self, now_s: float) -> bool:
         """Whether the second connection alone is silent; later where one connection after the other is replaced."""

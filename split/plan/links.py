@@ -6,6 +6,7 @@ become. The window belongs to a connection, so that it is forgotten with it.
 
 from __future__ import annotations
 
+import copy
 from typing import Final
 
 from split.plan.link import Link
@@ -34,6 +35,15 @@ class Links:
         while len(self._by_way) > LINKS_KEPT:
             del self._by_way[next(iter(self._by_way))]
         return changed
+
+    def remembered(self) -> Link:
+        """The link in use as it is known now, whatever is learned later; for `restore`."""
+        return copy.deepcopy(self._link)
+
+    def restore(self, link: Link) -> None:
+        """What was learned since `remembered` was no evidence."""
+        way = next(way for way, known in self._by_way.items() if known is self._link)
+        self._link = self._by_way[way] = link
 
     def windowed(self, window: SendWindow | None) -> None:
         """What the kernel says now of the connection that carries payloads; None: nothing."""

@@ -78,6 +78,8 @@ class LinkFacts:
     segment_bytes: int = 0
     timeout_ms: float = 0.0
     """Retransmission timeout."""
+    timeouts: int = 0
+    """Times in a row that it ran out without an acknowledgement."""
     silent_ms: int = 0
     """Since data was last sent."""
     restarts: bool = False

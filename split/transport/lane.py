@@ -321,6 +321,7 @@ class Lane(asyncio.BufferedProtocol):
             threshold_bytes=info.threshold_bytes,
             segment_bytes=info.segment_bytes,
             timeout_ms=info.timeout_ms,
+            timeouts=info.timeouts,
             silent_ms=info.silent_ms,
             restarts=self._restarts,
             unacked_bytes=info.unacked_bytes,

@@ -56,6 +56,8 @@ class TcpInfo:
     """Segments sent again since the beginning."""
     segments_out: int
     segments_in: int
+    timeouts: int
+    """Times in a row that the retransmission timer ran out; an acknowledgement ends the row."""
 
     @property
     def waiting_bytes(self) -> int:
@@ -103,4 +105,5 @@ def parse_tcp_info(raw: bytes) -> TcpInfo:
         retransmits=words[23],
         segments_out=segments_out,
         segments_in=segments_in,
+        timeouts=fields[2],
     )

@@ -472,6 +472,35 @@ def test_replies_teach_what_a_picture_costs_there() -> None:
     assert choose(planner, forced).chosen.stages_ms["cloud_decode"] == pytest.approx(20.0, rel=0.1)
 
 
+def test_what_was_late_before_the_silence_was_known_is_forgiven_with_it() -> None:
+    """A broken way looks like a slow one until it is known to be silent."""
+    planner = connected_planner()
+    before = planner.snapshot(1.0)["link"]
+    for n in range(2):
+        planner.observe_late(50_000, 40, 900.0, 1.1 + n / 10)
+    assert planner.snapshot(1.3)["link"]["up_mbit_s"] < 10.0  # of 100
+    planner.companion_silent("it acknowledges nothing")
+    planner.companion_back(4.0)
+    after = planner.snapshot(4.0)["link"]
+    assert after["rtt_ms"] == pytest.approx(before["rtt_ms"])
+    assert after["up_mbit_s"] == pytest.approx(before["up_mbit_s"])
+    for n in range(2):  # and again, without a reply between: then it is the link
+        planner.observe_late(50_000, 40, 900.0, 4.1 + n / 10)
+    planner.companion_silent("it acknowledges nothing")
+    planner.companion_back(6.0)
+    assert planner.snapshot(6.0)["link"]["up_mbit_s"] < 10.0
+
+
+def test_what_was_late_on_a_link_that_answers_is_believed() -> None:
+    planner = connected_planner()
+    for n in range(2):
+        planner.observe_late(50_000, 40, 900.0, 1.1 + n / 10)
+    planner.observe_ping(850.0, 2.5)
+    planner.companion_silent("a reply is late")
+    planner.companion_back(3.0)
+    assert planner.snapshot(3.0)["link"]["rtt_ms"] > 50.0
+
+
 def test_what_the_companion_says_of_its_pace_holds_for_all_models_and_the_next_connection() -> None:
     planner = connected_planner()
     forced = dataclasses.replace(TENSOR, mode=Placement.OFFLOAD)

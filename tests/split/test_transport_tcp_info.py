@@ -37,6 +37,7 @@ def test_the_field_offsets_are_those_of_the_kernel_header() -> None:
     """Offsets counted by hand from include/uapi/linux/tcp.h."""
     raw = bytearray(216)
     for offset, code, value in (
+        (2, "B", 3),  # retransmits: in a row
         (7, "B", 1),  # delivery_rate_app_limited
         (8, "I", 241_500),  # rto
         (16, "I", 1_448),  # snd_mss
@@ -64,6 +65,7 @@ def test_the_field_offsets_are_those_of_the_kernel_header() -> None:
     assert (info.timeout_ms, info.silent_ms, info.segment_bytes, info.threshold_bytes) == (241.5, 2_000, 1_448, 28_960)
     assert (info.acked_bytes, info.sent_bytes, info.received_bytes) == (5_000_000_000, 5_000_001_448, 123)
     assert (info.segments_out, info.segments_in, info.retransmits) == (11, 12, 7)
+    assert info.timeouts == 3
     assert info.delivery_rate_bytes_per_s == 6_250_000
 
 
