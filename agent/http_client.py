@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import math
 import os
 import socket
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote, unquote_to_bytes, urlsplit
 
@@ -26,7 +29,8 @@ JSON_DEPTH_MAX: Final = 64
 CONTENT_BYTES_MAX: Final = 1 << 30
 """Of any other answer: outputs of a model, a record."""
 TIMEOUT_S: Final = 60.0
-"""Longest silence of the daemon; its own deadline answers far earlier."""
+"""Longest silence of the daemon, its own deadline answers far earlier; and all that an answer may take which is read as
+one JSON object: what sends a byte now and then is never silent."""
 
 
 class DaemonUnreachable(IsthmusError):
@@ -102,11 +106,13 @@ class DaemonClient:
     ) -> tuple[http.client.HTTPMessage, bytes]:
         connection = self._connection()
         try:
-            connection.request(method, path, body, dict(headers))
-            answer = connection.getresponse()
-            content = answer.read(bytes_max + 1)
-            if len(content) <= bytes_max and answer.length:  # `read` of so many bytes does not say that some lack
-                raise http.client.IncompleteRead(content, answer.length)
+            connection.connect()
+            with _hung_up_after(TIMEOUT_S if bytes_max == JSON_BYTES_MAX else math.inf, connection.sock):
+                connection.request(method, path, body, dict(headers))
+                answer = connection.getresponse()
+                content = answer.read(bytes_max + 1)
+                if len(content) <= bytes_max and answer.length:  # `read` of so many bytes does not say that some lack
+                    raise http.client.IncompleteRead(content, answer.length)
         except (OSError, http.client.HTTPException) as error:
             raise DaemonUnreachable(
                 f"no daemon answers at {self._url} ({error}); "
@@ -126,6 +132,29 @@ class DaemonClient:
         if self._unix is not None:
             return _UnixConnection(self._unix)
         return http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
+
+
+@contextlib.contextmanager
+def _hung_up_after(seconds: float, connected: socket.socket) -> Iterator[None]:
+    """What reads from `connected` meanwhile meets the end then, as where the other side has hung up; TimeoutError."""
+    late = threading.Event()
+
+    def hang_up() -> None:
+        late.set()
+        with contextlib.suppress(OSError):  # over by itself
+            connected.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), hang_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except (OSError, http.client.HTTPException):
+        if late.is_set():
+            raise TimeoutError(f"no whole answer within {seconds:g} s") from None
+        raise
+    finally:
+        timer.cancel()
 
 
 class _UnixConnection(http.client.HTTPConnection):

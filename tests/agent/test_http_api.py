@@ -9,6 +9,7 @@ import gzip
 import json
 import socket
 import stat
+import threading
 import zlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -753,6 +754,33 @@ def test_a_daemon_that_does_not_run_is_a_clear_sentence(tmp_path: Path) -> None:
             DaemonClient(url).get("/v2")
     with pytest.raises(DaemonUnreachable, match="no daemon answers"):
         DaemonClient(f"unix://{tmp_path}/none").get("/v2")
+
+
+@pytest.mark.parametrize(
+    ("begins", "goes_on"),
+    [(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b" "), (b"", b"HTTP/1.1 100 Continue\r\n\r\n")],
+)
+def test_what_answers_a_byte_now_and_then_is_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch, begins: bytes, goes_on: bytes
+) -> None:
+    monkeypatch.setattr("agent.http_client.TIMEOUT_S", 0.2)
+
+    hung_up = threading.Event()
+
+    def answer(listening: socket.socket) -> None:
+        connected, _ = listening.accept()
+        with connected, contextlib.suppress(OSError):  # until it is hung up on
+            connected.sendall(begins)
+            while not hung_up.wait(0.01):
+                connected.sendall(goes_on)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        answering = threading.Thread(target=answer, args=(listening,))
+        answering.start()
+        with pytest.raises(DaemonUnreachable, match=r"no whole answer within 0\.2 s"):
+            DaemonClient(f"http://127.0.0.1:{listening.getsockname()[1]}").get("/v2")
+        hung_up.set()
+        answering.join()
 
 
 @pytest.mark.parametrize("url", ["localhost:80", "ftp://x", "http://", "http://h:x", "unix://", "http://h/path"])
