@@ -16,8 +16,10 @@ from onnx import TensorProto, helper, numpy_helper
 from split.codec.calibration import Calibration, Curve, CutTables, Klt, TensorTables, grid_of
 from split.codec.fidelity import divergence
 from split.codec.klt import BoundaryTables, decode_klt, encode_klt
+from split.codec.payload import decode, encode
 from split.graph.card import CutCard, ModelCard
 from split.ids import CutId
+from split.profiles.image_spec import ImageSpec
 from split.profiles.measured import Point
 from split.tensor import Array, Tensors
 
@@ -25,6 +27,11 @@ SIDE: Final = 16
 LEVELS: Final = (144, 136, 128, 120, 112, 104, 96, 80)
 """Steps 2^((level − 128)/8): 4, 2, 1, 1/2 … 1/64."""
 MEASURES: Final = ("kl", "relative")
+MEAN, STD = 127.5, 51.0
+PICTURE: Final = ImageSpec(resize=SIDE, crop=SIDE, mean=(MEAN,) * 3, std=(STD,) * 3)
+"""How x is made from a picture."""
+PICTURE_LEVELS: Final = (0, 3, 7, 9, 11)
+"""Qualities 20, 50, 90, 95, 99 at full size."""
 
 
 def save_model(path: Path) -> None:
@@ -55,15 +62,24 @@ def save_model(path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
 
 
-def draw_inputs(count: int, seed: int) -> list[Tensors]:
-    """Smooth random pictures: noise with a falling spectrum, as photographs have one."""
+def draw_pictures(count: int, seed: int) -> list[Array]:
+    """Smooth random pictures, UINT8 [16, 16, 3]: noise with a falling spectrum, little colour."""
     dice, found = np.random.default_rng(seed), []
     frequency = np.hypot(*np.meshgrid(np.fft.fftfreq(SIDE), np.fft.fftfreq(SIDE))) + 1.0 / SIDE
     for _ in range(count):
-        noise = np.fft.fft2(dice.standard_normal((3, SIDE, SIDE))) / frequency
+        grey, colour = dice.standard_normal((1, SIDE, SIDE)), dice.standard_normal((3, SIDE, SIDE))
+        noise = np.fft.fft2(grey + 0.1 * colour) / frequency**1.5
         picture = np.fft.ifft2(noise).real
-        found.append({"x": (picture / picture.std())[np.newaxis].astype(np.float32)})
+        found.append(np.clip(picture / picture.std() * STD + MEAN, 0, 255).astype(np.uint8).transpose(1, 2, 0))
     return found
+
+
+def draw_inputs(count: int, seed: int) -> list[Tensors]:
+    """The same as the model takes them."""
+    return [
+        {"x": ((picture.transpose(2, 0, 1)[np.newaxis] - MEAN) / STD).astype(np.float32)}
+        for picture in draw_pictures(count, seed)
+    ]
 
 
 def whole_of(path: Path, inputs: Sequence[Tensors]) -> list[Tensors]:
@@ -94,23 +110,33 @@ def calibrate(card: ModelCard, folder: Path, *, seed: int = 1, count: int = 24) 
                 tail.run(["y"], {name: decode_klt(payload, ready, max_bytes=1 << 20)[name]})[0] for payload in payloads
             ]
             sizes = [len(payload) for payload in payloads]
-            off = {
-                measure: float(
-                    np.mean([divergence(measure, y, one["y"]) for y, one in zip(outputs, expected[1::2], strict=True)])
-                )
-                for measure in MEASURES
-            }
-            points.append(
-                Point(
-                    level=level,
-                    mean_bytes=float(np.mean(sizes)),
-                    p95_bytes=float(np.quantile(sizes, 0.95)),
-                    fidelity=off,
-                )
-            )
-        points.sort(key=lambda point: point.mean_bytes)
-        curves[cut.id] = Curve(points=tuple(points), inputs=len(made[1::2]))
-    return Calibration(model=card.digest, inputs=count, tables=tables, curves=curves)
+            points.append(_point(level, sizes, outputs, expected[1::2]))
+        curves[cut.id] = _curve(points, inputs=len(made[1::2]))
+    pictures = {codec: _of_pictures(Path(card.path), codec, inputs[1::2], expected[1::2]) for codec in ("jpeg", "webp")}
+    return Calibration(model=card.digest, inputs=count, tables=tables, curves=curves, pictures=pictures)
+
+
+def _of_pictures(path: Path, codec: str, inputs: Sequence[Tensors], expected: Sequence[Tensors]) -> Curve:
+    points = []
+    for level in PICTURE_LEVELS:
+        payloads = [b"".join(map(bytes, encode(one, codec, pictures={"x": PICTURE}, level=level))) for one in inputs]
+        outputs = whole_of(path, [decode(payload, max_bytes=1 << 20) for payload in payloads])
+        points.append(_point(level, list(map(len, payloads)), [one["y"] for one in outputs], expected))
+    return _curve(points, inputs=len(inputs))
+
+
+def _point(level: int, sizes: Sequence[int], outputs: Sequence[Array], expected: Sequence[Tensors]) -> Point:
+    pairs = list(zip(outputs, expected, strict=True))
+    return Point(
+        level=level,
+        mean_bytes=float(np.mean(sizes)),
+        p95_bytes=float(np.quantile(sizes, 0.95)),
+        fidelity={name: float(np.mean([divergence(name, y, one["y"]) for y, one in pairs])) for name in MEASURES},
+    )
+
+
+def _curve(points: Sequence[Point], *, inputs: int) -> Curve:
+    return Curve(points=tuple(sorted(points, key=lambda point: point.mean_bytes)), inputs=inputs)
 
 
 def _tables(cut: CutCard, made: Sequence[Array]) -> CutTables:
