@@ -27,6 +27,8 @@ from split.tensor import TensorSpec
 PLANS: Final = 100
 WARM: Final = 600
 """Requests that are answered before decisions are timed: the planner has seen each plan it tries off by a little."""
+TURN: Final = 100
+"""Decisions of one state in a row: long enough for its caches, short beside what else the machine does."""
 SCATTER: Final = 0.03
 """Of what they take about what was predicted."""
 CODECS: Final = ("raw", "fp16", "int8")
@@ -85,12 +87,12 @@ class Decisions:
 
 
 def decisions_us(rounds: int) -> Mapping[str, list[float]]:
-    """Each state's, all in turns."""
+    """Each state's, all in turns of `TURN`."""
     every = {name: Decisions(state) for name, state in STATES.items()}
     taken: dict[str, list[float]] = {name: [] for name in every}
-    for _ in range(rounds):
+    for _ in range(rounds // TURN):
         for name, one in every.items():
-            taken[name].append(one.once_us())
+            taken[name] += [one.once_us() for _ in range(TURN)]
     return taken
 
 
