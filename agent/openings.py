@@ -118,7 +118,8 @@ class Openings:
         self._golden = golden
         self._draw = draw
         self._on_open = on_open
-        """Told, after the planner, the digest and the cut (`OFFLOAD_CUT`: the whole) that may be asked for now."""
+        """Told, after the planner, the digest and the cut (`OFFLOAD_CUT`: the whole; `KLT`: payloads of that codec)
+        that may be asked for now."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """By the model's name."""
         self._calibrating: dict[str, asyncio.Task[None]] = {}
@@ -294,6 +295,7 @@ class Openings:
         if not isinstance(answer, ModelReady):
             raise RemoteProtocolError(f"the companion answered a calibration with {type(answer).__name__}")
         self._planner.codec_ready(model.name, KLT)
+        self._on_open(model.digest, KLT)
 
     async def _send_files(self, source: _Source, need: ModelNeed, answers: asyncio.Queue[Message]) -> None:
         """What the companion lacks; what it says meanwhile (refused, or another device was first) ends it. Waits where

@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from agent.openings import are_times
+from agent.openings import KLT, are_times
 from agent.planner import Planner
 from split.codec.image import image_fingerprint
 from split.codec.payload import decode
@@ -101,6 +101,8 @@ class Waiting:
         """By id: what this connection has still to answer."""
         self._lost: dict[str, _Request] = {}
         """What an earlier connection took with it and the next one may still answer."""
+        self._opened: set[tuple[str, str]] = set()
+        """(Digest, cut or `KLT`) that this connection takes."""
         self._decoded_until_s = -math.inf
         """Emulation: until then the event loop of the slower device would be decoding."""
         self._reply_bytes: dict[tuple[str, str], int] = {}
@@ -120,6 +122,7 @@ class Waiting:
     def begin(self, channel: Channel) -> None:
         """From now on this is the connection."""
         self._channel = channel
+        self._opened.clear()
 
     def send(
         self,
@@ -175,12 +178,17 @@ class Waiting:
         waiting.up_bytes_max = waiting.payload_bytes + sum(one.payload_bytes for one in self._sent.values())
         self._sent[message.request_id] = waiting
 
-    def send_again(self, digest: str, cut: str) -> None:
-        """This connection takes requests of this cut now: what an earlier one took with it is sent, if that pays."""
+    def send_again(self, digest: str, opened: str) -> None:
+        """This connection takes requests of this cut now, or (`KLT`) payloads of codec klt of the model: what an
+        earlier one took with it is sent, if that pays."""
+        self._opened.add((digest, opened))
         same_pictures = self._channel is not None and self._channel.peer_hello.image == image_fingerprint()
         for waiting in list(self._lost.values()):
             message, asked = waiting.message, waiting.asked
-            if (message.digest, message.cut) != (digest, cut) or not (same_pictures or message.codec != "encoded"):
+            needs = {(message.digest, message.cut), *([(message.digest, KLT)] if message.codec == KLT else ())}
+            if (digest, opened) not in needs or not needs <= self._opened:
+                continue
+            if message.codec == "encoded" and not same_pictures:
                 continue
             del self._lost[message.request_id]
             now_s = _now()

@@ -60,7 +60,7 @@ def measured(folder: Path, *, encoded_bytes: int, image_ms: float) -> Known:
         profile = msgspec.structs.replace(profile, encoded_bytes=encoded_bytes, image_ms=profile.image_ms or image_ms)
     data = Data(
         inputs=inputs,
-        codecs=("raw", "fp16", "int8", "klt", "encoded"),
+        codecs=("raw", "fp16", "int8", "klt", "encoded", "jpeg", "webp"),
         fidelity=Fidelity(measure="kl", bound=0.05),
     )
     return Known(card=card, profile=profile, contract=Contract(data=data))

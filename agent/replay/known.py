@@ -110,7 +110,7 @@ class Known:
         contract = Contract(
             data=Data(
                 inputs=pictures,
-                codecs=("raw", "fp16", "int8", "klt", "encoded"),
+                codecs=("raw", "fp16", "int8", "klt", "encoded", "jpeg", "webp"),
                 fidelity=Fidelity(measure="kl", bound=1.0),
             )
         )

@@ -339,3 +339,52 @@ def test_a_batch_in_parts_has_a_payload_for_each(tmp_path: Path) -> None:
         assert {one.codec for one in lab.seen} == {"klt"}
 
     story_of(lambda: KltLab(tmp_path, behave=reads_klt(), rows=8))(story)
+
+
+def test_what_a_connection_took_with_it_is_sent_again_when_the_next_one_has_the_calibration(tmp_path: Path) -> None:
+    """The device would take 100 s: only the next connection's companion answers in time. It opens the cut first, and
+    reads klt some seconds later."""
+    died: list[str] = []
+
+    async def behave(lab: Any, channel: MemoryChannel, infer: Infer, payload: memoryview) -> None:
+        if not died:
+            died.append(infer.request_id)
+            channel.kill()
+            return
+        assert lab.reads, "sent before the companion could read it"
+        await reads_klt()(lab, channel, infer, payload)
+
+    class LateReader(KltLab):
+        reads = True
+
+        async def _companion(self, channel: MemoryChannel) -> None:
+            receive, send = channel.receive, channel.send
+            calibrations: set[str] = set()
+
+            async def slowly() -> Any:
+                incoming = await receive()
+                if isinstance(incoming.message, ModelOffer) and incoming.message.calibrates and died:
+                    self.reads = False
+                    calibrations.add(incoming.message.digest)
+                return incoming
+
+            def late(message: Any, *rest: Any, **more: Any) -> None:
+                if getattr(message, "digest", None) in calibrations and type(message).__name__ == "ModelReady":
+                    asyncio.get_running_loop().call_later(3.0, now, message)
+                else:
+                    send(message, *rest, **more)
+
+            def now(message: Any) -> None:
+                self.reads = True
+                send(message)
+
+            channel.receive, channel.send = slowly, late  # type: ignore[method-assign]  # seen on its way
+            await super()._companion(channel)
+
+    async def story(lab: KltLab) -> None:
+        lab.planner.finish_ms = lambda *_: 100_000.0  # type: ignore[method-assign]  # a slow device
+        outcome = await lab.ask_klt(deadline_ms=20_000.0)
+        assert outcome.ran.placement is Placement.SPLIT
+        assert 3000.0 < outcome.total_ms < 20_000.0
+
+    story_of(lambda: LateReader(tmp_path, behave=behave))(story)
