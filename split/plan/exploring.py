@@ -121,7 +121,7 @@ class Explorer:
         fits = may_try()
         if not fits[row]:
             return None
-        arms: Rows = np.flatnonzero(fits & (value_ms <= NEAR * predicted_ms))
+        arms: Rows = (fits & (value_ms <= NEAR * predicted_ms)).nonzero()[0]
         best, by_residual = row, None
         other = int(arms[seen_ms[arms].argmin()])
         if ratio is not None and float(seen_ms[other]) < enough_ms:
@@ -133,7 +133,7 @@ class Explorer:
         self._earn(min(best_ms, predicted_ms))
         tried = self._sample(arms, seen_ms) if draws else None
         if tried in (None, best) and unheard:
-            there = np.flatnonzero(fits & self._remote)
+            there = (fits & self._remote).nonzero()[0]
             tried = int(there[seen_ms[there].argmin()]) if there.size else None
         if tried is None or tried == best:
             return by_residual

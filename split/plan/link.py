@@ -128,8 +128,7 @@ class Link:
         belief = self._grown(now_s)
         if self.observations and not self._down_seen:
             belief = self._as_up(belief)
-        rr, ru, rd, uu, ud, dd = belief.covariance
-        r, u, d, _ = belief
+        r, u, d, (rr, ru, rd, uu, ud, dd) = belief
         # (ratio · (r + bytes · u + bytes · d))², expanded.
         jitter = self._scatter * self.JITTER_RATIO**2
         rr += self._scatter * self.JITTER_MS**2 + jitter * r * r
@@ -320,17 +319,17 @@ class Link:
         return [(one, jitter * (self.JITTER_RATIO + self.JITTER_MS / max(one.ms, 0.1))) for one in evidence]
 
     def _grown(self, now_s: float) -> Belief:
-        belief = self._belief
         if not self.observations:
-            return belief
+            return self._belief
+        rtt, up, down, (rr, ru, rd, uu, ud, dd) = self._belief
         seconds = min(max(now_s - self._seen_at_s, 0.0), 3600.0) * self._walk
-        rr, ru, rd, uu, ud, dd = belief.covariance
-        rr += seconds * (self.WALK_RTT * belief.rtt + 0.1) ** 2
+        rr += seconds * (self.WALK_RTT * rtt + 0.1) ** 2
         # Both directions wander together (the same radio, the same queue), hence ud grows with them.
-        uu += seconds * (self.WALK_RATE * belief.up) ** 2
-        dd += seconds * (self.WALK_RATE * belief.down) ** 2
-        ud += seconds * self.SAME_BOTH_WAYS * self.WALK_RATE**2 * belief.up * belief.down
-        return Belief(belief.rtt, belief.up, belief.down, (rr, ru, rd, uu, ud, dd))
+        walked = seconds * self.WALK_RATE**2
+        uu += walked * up * up
+        dd += walked * down * down
+        ud += walked * self.SAME_BOTH_WAYS * up * down
+        return Belief(rtt, up, down, (rr, ru, rd, uu, ud, dd))
 
 
 def _widened(belief: Belief, measured: Measured) -> Belief:
