@@ -266,7 +266,7 @@ class BringingUp:
         profile = read_profile(folder)
         if profile is None:
             return None
-        basis = profile_basis(Path(card.path), contract)
+        basis = profile_basis(Path(card.path), contract, card.calibrated)
         runtime = OrtEngine(choice.providers).name if choice.accelerated else self._runtime
         fits = profile.holds_for(digest=card.digest, runtime=runtime, fingerprint=self._machine, basis=basis)
         return profile if fits else None

@@ -57,13 +57,17 @@ def run(arguments: argparse.Namespace) -> int:
 def _table(found: dict[str, Any], path: Path) -> str:
     """For people: the input as the first row, then one row a cut in the order of the model."""
     lines = [f"{_title(path)}  {found['nodes']} nodes  {found['digest'][:19]}…", ""]
-    lines.append(f"{'cut':12}  {'node':>5}  {'compute':>7}  {'raw KB':>9}  {'fp16 KB':>9}  {'int8 KB':>9}  boundary")
+    codecs = (*_CODECS, *(("klt",) if any("klt" in cut for cut in found["cuts"]) else ()))
+    heads = "  ".join(f"{f'{codec} KB':>9}" for codec in codecs)
+    lines.append(f"{'cut':12}  {'node':>5}  {'compute':>7}  {heads}  boundary")
     own = _raw_bytes(found["inputs"])
-    lines.append(_row("input", 0, 0.0, [_kb(own), "", ""], found["inputs"]))
+    lines.append(_row("input", 0, 0.0, [_kb(own), *[""] * (len(codecs) - 1)], found["inputs"]))
     if not found["cuts"]:
         return "\n".join([*lines, f"no cuts: {found['no_cuts_reason']}", *_note(found)])
     for cut in found["cuts"]:
         sizes = [_kb(cut["bytes"][codec]) for codec in _CODECS]
+        if "klt" in codecs:
+            sizes.append(_kb(round(cut["klt"]["mean_bytes"])) if "klt" in cut else "")
         lines.append(_row(cut["id"], cut["nodes"], cut["compute_share"], sizes, cut["boundary"]))
     smaller = [cut for cut in found["cuts"] if cut["bytes"]["raw"] < own]
     lines += ["", f"{len(smaller)} of {len(found['cuts'])} cuts send less than the input, both uncoded"]

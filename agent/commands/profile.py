@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from agent.commands.model_argument import CHILD_TIMEOUT_S, add_inputs_argument, 
 from agent.model_cache import find_card
 from split.errors import InvalidModel
 from split.graph.card import ModelCard
-from split.profiles.contract import Contract, contract_beside
+from split.profiles.contract import Contract, Fidelity, contract_beside
 from split.profiles.measured import CodecCosts, ModelProfile, Tuning, read_profile
 from split.runtime.accelerators import choose
 from split.runtime.machine import read_machine
@@ -56,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         shown: dict[str, Any] = {"model": str(path)} | msgspec.to_builtins(profile)
         print(msgspec.json.format(msgspec.json.encode(shown), indent=1).decode())
     else:
-        print("\n".join(_table(card, profile)))
+        print("\n".join(_table(card, profile, (contract_beside(path) or Contract()).data.fidelity)))
     return 0
 
 
@@ -105,7 +106,7 @@ def profiled(
     contract = contract_beside(path)
     providers = choose((contract or Contract()).resource.accelerators).providers
     runtime, fingerprint = OrtEngine(providers).name, read_machine().digest
-    basis = profile_basis(Path(card.path), contract)
+    basis = profile_basis(Path(card.path), contract, card.calibrated)
     if profile is None or not profile.holds_for(
         digest=card.digest, runtime=runtime, fingerprint=fingerprint, basis=basis
     ):
@@ -148,7 +149,7 @@ def _threads(tuning: Tuning) -> str:
     return f"{threads} that spin {tuning.spin_us} µs for the next operator" if tuning.spin_us else threads
 
 
-def _table(card: ModelCard, profile: ModelProfile) -> Iterator[str]:
+def _table(card: ModelCard, profile: ModelProfile, asked: Fidelity) -> Iterator[str]:
     """For people: the whole first, then one line for each payload and codec."""
     yield f"{card.path}  {profile.digest[:19]}…"
     yield f"{profile.runtime}, {_threads(profile.tuning)}, device {profile.fingerprint}"
@@ -160,13 +161,14 @@ def _table(card: ModelCard, profile: ModelProfile) -> Iterator[str]:
         yield f"prepare image {profile.image_ms:9.2f} ms   ({_kb(profile.encoded_bytes)} KB as it came)"
     yield f"outputs       {_kb(profile.output_bytes):>9} KB"
     yield ""
-    measures = sorted({name for _, codecs in _payloads(profile) for codec in codecs for name in codec.fidelity})
+    payloads = [(name, [_inside(codec, asked) for codec in codecs]) for name, codecs in _payloads(profile)]
+    measures = sorted({name for _, codecs in payloads for codec in codecs for name in codec.fidelity})
     heads = "".join(f"  {name:>9}" for name in measures)
     yield f"{'cut':12}  {'head ms':>8}  {'tail ms':>8}  codec  {'KB':>8}  {'enc ms':>7}  {'dec ms':>7}{heads}"
     times = {
         str(cut.cut): f"{_ms(cut.head_ms, cut.estimated)}  {_ms(cut.tail_ms, cut.estimated)}" for cut in profile.cuts
     }
-    for name, codecs in _payloads(profile):
+    for name, codecs in payloads:
         for number, codec in enumerate(codecs):
             label = name if number == 0 else ""
             ms = times.get(label, f"{'':8}  {'':8}")
@@ -175,6 +177,12 @@ def _table(card: ModelCard, profile: ModelProfile) -> Iterator[str]:
                 f"{label:12}  {ms}  {codec.codec:5}  {_kb(codec.bytes):>8}  {codec.encode_ms:7.2f}  "
                 f"{codec.decode_ms:7.2f}{fidelity}"
             )
+    if any(codec.curve for _, codecs in payloads for codec in codecs):
+        yield ""
+        yield (
+            f"klt, jpeg, webp: as calibrated, the cheapest setting with a mean {asked.measure} of {asked.bound:g} at "
+            "most, the contract's bound; the closest one where none is"
+        )
     if missing := [cut.id for cut in card.cuts if cut.id not in times]:
         yield ""
         yield (
@@ -194,6 +202,15 @@ def _table(card: ModelCard, profile: ModelProfile) -> Iterator[str]:
 
 def _payloads(profile: ModelProfile) -> Sequence[tuple[str, Sequence[CodecCosts]]]:
     return [("offload", profile.input_codecs), *((str(cut.cut), cut.codecs) for cut in profile.cuts)]
+
+
+def _inside(codec: CodecCosts, asked: Fidelity) -> CodecCosts:
+    """Of a codec with settings the one that would be used."""
+    if not codec.curve:
+        return codec
+    within = [point for point in codec.curve if point.fidelity.get(asked.measure, math.inf) <= asked.bound]
+    point = within[0] if within else codec.curve[-1]
+    return msgspec.structs.replace(codec, bytes=round(point.mean_bytes), fidelity=point.fidelity)
 
 
 def _value(codec: CodecCosts, measure: str) -> str:

@@ -65,6 +65,9 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     demands: str = ""
     """What the contract asked of the candidates (`split/profiles/demands.py`); a card of other demands is made
     again."""
+    calibrated: tuple[CutId, ...] = ()
+    """Cuts of the calibration that lay beside the model when the card was made, sorted: they are among `cuts`, but for
+    those that may not be made. A card that lacks one of the present calibration's is made again."""
     growth: Growth | None = None
     """What the open dims of the inputs do to each candidate's boundary and work; None where all sizes are fixed."""
     made: dict[str, tuple[int, str]] = {}

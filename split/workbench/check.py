@@ -22,7 +22,7 @@ from split.profiles.demands import demands_of
 from split.runtime.engine import Engine
 from split.runtime.segment import OrtEngine
 from split.tensor import Array, Tensors, relative_difference, worst_difference
-from split.workbench.cut import candidate_cuts, settle
+from split.workbench.cut import served_cuts, settle
 
 CheckedCut = dict[str, Any]
 """`{"id", "legal", "reason", "boundary": [names], "max_abs", "max_rel"}`; the differences are None for a refused cut
@@ -56,7 +56,7 @@ def check_cuts(
         share_weights(model, folder)
         feeds = settle(model, folder, inputs=inputs)
         asked = demands_of(contract, [spec.name for spec in model.inputs])
-        chosen = _chosen(model, cuts, lambda: candidate_cuts(model, feeds, asked).cuts)
+        chosen = _chosen(model, cuts, lambda: served_cuts(model, feeds, asked).cuts)
         whole = engine.open(model_path, threads=threads)
         try:
             expected = whole.run(feeds, model.output_names)

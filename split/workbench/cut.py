@@ -12,14 +12,16 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from split.codec.calibration import CALIBRATION_FILE, Calibration, read_calibration
 from split.codec.golden import golden_inputs
 from split.codec.payload import payload_bytes
-from split.errors import CutRefused, InvalidModel, IsthmusError
+from split.errors import CutRefused, InvalidCalibration, InvalidModel, IsthmusError
 from split.graph.candidates import Candidates, Demands, find_candidates, find_candidates_at_both
 from split.graph.card import CutCard, FolderBefore, ModelCard, write_card, write_cut
 from split.graph.cuts import (
@@ -41,6 +43,7 @@ from split.graph.shapes import concrete_shapes
 from split.ids import CutId, ModelDigest
 from split.profiles.contract import Contract
 from split.profiles.demands import NOTHING_ASKED, ContractDemands, demands_of
+from split.profiles.measured import Point
 from split.runtime.engine import Segment
 from split.runtime.segment import OrtEngine
 from split.tensor import Tensors, TensorSpec, bind_dims, dtype_name
@@ -87,14 +90,18 @@ def prepare(
     on_progress("shapes", 0.3)
     feeds = settle(model, folder, dims=dims, inputs=inputs)
     asked = demands_of(contract, [spec.name for spec in model.inputs])
-    cuts = candidate_cuts(model, feeds, asked).cuts
+    calibrated = _bitmaps(_calibration(model))
+    cuts = _with_calibrated(model, candidate_cuts(model, feeds, asked), calibrated).cuts
     on_progress("sizes", 0.35)
     grows = _growth(model, cuts, feeds, folder)
     for done, cut in enumerate(cuts):
         on_progress("cut", 0.4 + 0.6 * done / len(cuts))
         write_parts(model, cut, folder / f"{cut.id}.head.onnx", folder / f"{cut.id}.tail.onnx")
     card = msgspec.structs.replace(
-        describe(model, cuts, asked), made=_fingerprints(folder, (WEIGHTS_FILE, *_halves(cuts))), growth=grows
+        describe(model, cuts, asked),
+        calibrated=tuple(sorted(calibrated)),
+        made=_fingerprints(folder, (WEIGHTS_FILE, *_halves(cuts))),
+        growth=grows,
     )
     before.require_same(card)
     write_card(card, folder)
@@ -160,7 +167,8 @@ def list_cuts(model_path: Path, *, inputs: Tensors | None = None, contract: Cont
     """The candidates as `isthmus cuts --json` prints them (DESIGN §7), and what table and plot show; keeps no files.
 
     `bytes` is the payload of one request (boundary and the inputs the tail needs) for each codec, at the shapes of
-    `inputs`, or with 1 for symbolic dims. Beside: the model's `inputs`, its number of `nodes`, and `along`, one
+    `inputs`, or with 1 for symbolic dims. `klt`, of calibrated cuts: the cheapest point of the curve inside the
+    contract's bound. Beside: the model's `inputs`, its number of `nodes`, and `along`, one
     `[nodes, compute share, bytes uncoded]` for each legal boundary of a topological order; `dropped` and
     `beyond_limit`, what the search gave up (`candidates.Candidates`); `no_cuts_reason` and
     `note` as in the card. Errors as in `prepare`.
@@ -171,8 +179,10 @@ def list_cuts(model_path: Path, *, inputs: Tensors | None = None, contract: Cont
         share_weights(model, folder)
         feeds = settle(model, folder, inputs=inputs)
     asked = demands_of(contract, [spec.name for spec in model.inputs])
-    found = candidate_cuts(model, feeds, asked)
+    calibration = _calibration(model)
+    found = _with_calibrated(model, candidate_cuts(model, feeds, asked), _bitmaps(calibration))
     cuts = found.cuts
+    inside = _inside(calibration, contract)
     everywhere = all_prefix_cuts(model)
     return {
         "model": str(model_path),
@@ -196,6 +206,7 @@ def list_cuts(model_path: Path, *, inputs: Tensors | None = None, contract: Cont
                 "compute_share": round(share, 6),
                 "nodes": cut.nodes,
             }
+            | ({"klt": msgspec.to_builtins(inside[cut.id])} if cut.id in inside else {})
             for cut, share in zip(cuts, compute_shares(model, cuts), strict=True)
         ],
     }
@@ -265,6 +276,53 @@ def candidate_cuts(model: Model, feeds: Tensors, asked: ContractDemands) -> Cand
     return find_candidates_at_both(
         model, concrete_shapes(model.source, shapes_at(model.inputs, dims, other)), demands=demands
     )
+
+
+def served_cuts(model: Model, feeds: Tensors, asked: ContractDemands) -> Candidates:
+    """The candidates, and the cuts that the calibration beside the model has tables for: what `prepare` makes."""
+    return _with_calibrated(model, candidate_cuts(model, feeds, asked), _bitmaps(_calibration(model)))
+
+
+def _calibration(model: Model) -> Calibration | None:
+    """What lies beside the model; None without one that can be used."""
+    try:
+        return read_calibration(model.path.with_name(CALIBRATION_FILE), model.digest)
+    except InvalidCalibration as error:
+        log.warning("%s", error)
+        return None
+
+
+def _bitmaps(calibration: Calibration | None) -> dict[CutId, str]:
+    return {} if calibration is None else {cut: tables.node_bitmap for cut, tables in calibration.tables.items()}
+
+
+def _inside(calibration: Calibration | None, contract: Contract | None) -> dict[CutId, Point]:
+    """The cheapest point inside the contract's bound, of the cuts that have one."""
+    if calibration is None or contract is None:
+        return {}
+    fidelity = contract.data.fidelity
+    found = {cut: curve.within(fidelity.measure, fidelity.bound) for cut, curve in calibration.curves.items()}
+    return {cut: point for cut, point in found.items() if point is not None}
+
+
+def _with_calibrated(model: Model, found: Candidates, calibrated: Mapping[CutId, str]) -> Candidates:
+    """The same with these cuts, in the order of depth; one that may not be made is left out with a warning."""
+    cuts = {cut.id: cut for cut in found.cuts}
+    for cut_id, bitmap in calibrated.items():
+        if cut_id in cuts:
+            continue
+        try:
+            cut = cut_from_mask(model, mask_of(bitmap))
+        except CutRefused as error:
+            log.warning("cut %s of the calibration is left out: %s", cut_id, error)
+            continue
+        if cut.id != cut_id or not cut.legal or not cut.boundary:
+            log.warning("cut %s of the calibration is left out: %s", cut_id, cut.reason or "it means another cut here")
+            continue
+        cuts[cut_id] = cut
+    if len(cuts) == len(found.cuts):
+        return found
+    return replace(found, cuts=tuple(sorted(cuts.values(), key=lambda cut: cut.nodes)))
 
 
 def _growth(model: Model, cuts: Sequence[Cut], feeds: Tensors, folder: Path) -> Growth | None:

@@ -25,6 +25,7 @@ from split.codec.golden import SAMPLE_ELEMENTS, SAMPLES_BYTES, golden_inputs
 from split.codec.image import prepare_image
 from split.errors import EngineFailed, InvalidModel, InvalidRequest
 from split.graph.card import CARD_VERSION, ModelCard
+from split.ids import CutId
 from split.profiles.contract import Contract
 from split.runtime.engine import Segment
 from split.tensor import NUMPY_DTYPES, Tensors
@@ -88,10 +89,11 @@ def inputs_beside(model_path: Path) -> Tensors | None:
     return read_inputs(found[0]) if found else None
 
 
-def profile_basis(model_path: Path, contract: Contract | None) -> str:
+def profile_basis(model_path: Path, contract: Contract | None, calibrated: Sequence[CutId] = ()) -> str:
     """16 hex digits over what a profile depends on besides model, runtime and device: the golden requests that lie
     beside the model, the pictures that the contract takes, the threads that it wants and what it asks of cuts, by which
-    rules halves are cut, the measures of fidelity, how runs are sampled. Reads the files.
+    rules halves are cut, the measures of fidelity, how runs are sampled; which cuts there are for a calibration's sake
+    (`ModelCard.calibrated`). Reads the files.
 
     None stands for a contract without pictures and with threads by measurement. Requests that were given
     (`--inputs`) change nothing in it: whoever measured on them meant it, until the surroundings change.
@@ -104,6 +106,8 @@ def profile_basis(model_path: Path, contract: Contract | None) -> str:
     digest.update(repr((asked.resource.memory_bytes, asked.data.depth_min_ratio, asked.data.privacy, private)).encode())
     for name, spec in sorted((contract.encoded() if contract is not None else {}).items()):
         digest.update(repr((name, msgspec.to_builtins(spec))).encode())
+    if calibrated:
+        digest.update(repr(tuple(calibrated)).encode())
     for path in _files_beside(model_path)[:REQUESTS_MAX]:
         try:
             content = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -95,7 +95,7 @@ def profile_model(
     """
     started_s = now_s()
     before = FolderBefore(Path(card.path))
-    basis = profile_basis(Path(card.path), contract)
+    basis = profile_basis(Path(card.path), contract, card.calibrated)
     calibration = _calibration(card)
     on_progress("opening the model", 0.0)
     whole: Segment = engine.open(Path(card.path), threads=tunings[0].threads)

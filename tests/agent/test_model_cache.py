@@ -1,5 +1,6 @@
 """Which card in the cache is a model's: that of these bytes, at this place, for the contract beside it. What goes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -7,9 +8,20 @@ import onnx.parser
 import pytest
 
 from agent.model_cache import find_card, remove_former
+from split.codec.calibration import (
+    CALIBRATION_FILE,
+    Calibration,
+    Curve,
+    CutTables,
+    TensorTables,
+    write_calibration,
+)
 from split.graph.card import file_is
 from split.graph.load import model_digest
+from split.ids import CutId, ModelDigest
 from split.profiles.contract import contract_beside
+from split.profiles.measured import Point
+from split.tensor import TensorSpec
 from split.workbench.cut import folder_for, prepare
 
 MODEL = (
@@ -78,3 +90,31 @@ def test_what_was_made_of_a_file_that_is_another_now_or_gone_is_removed_and_noth
     assert sorted((cache / "models").iterdir()) == sorted([now, in_use, *kept])
     assert not gone.exists()
     assert find_card(cache, served) is not None
+
+
+def test_a_card_that_lacks_a_cut_of_the_calibration_beside_the_model_is_made_again_once(tmp_path: Path) -> None:
+    path, cache = tmp_path / "models/m/1/model.onnx", tmp_path / "cache"
+    path.parent.mkdir(parents=True)
+    onnx.save(onnx.parser.parse_model(MODEL), path)
+    digest = model_digest(path)[0]
+    folder = folder_for(cache, digest, path)
+    prepare(path, folder)
+    sidecar = path.with_name(CALIBRATION_FILE)
+    sidecar.write_bytes(b"damaged")  # whoever uses it says so; the card is as good as before
+    assert find_card(cache, path) is not None
+    spec = TensorSpec(name="a", dtype="FP32", shape=(4,))
+    point = Point(level=3, mean_bytes=30.0, p95_bytes=30.0, fidelity={})
+    calibration = Calibration(
+        model=digest,
+        inputs=2,
+        tables={CutId("0123456789ab"): CutTables(tensors=(TensorTables(spec=spec, klt=None),), node_bitmap="01")},
+        curves={CutId("0123456789ab"): Curve(points=(point,), inputs=2)},
+    )
+    write_calibration(replace(calibration, model=ModelDigest("sha256:" + "00" * 32)), sidecar)
+    assert find_card(cache, path) is not None  # of another model
+    write_calibration(calibration, sidecar)
+    assert find_card(cache, path) is None
+    card = prepare(path, folder)  # the bitmap is of another cut, which is said and not tried for ever
+    assert find_card(cache, path) == (folder, card)
+    sidecar.unlink()
+    assert find_card(cache, path) == (folder, card)

@@ -11,13 +11,19 @@ import onnx.parser
 import pytest
 from onnx import numpy_helper
 
+from split.codec.calibration import Calibration, Curve, CutTables, TensorTables, write_calibration
 from split.errors import CutRefused, InvalidModel, InvalidRequest
+from split.graph.candidates import Candidates
 from split.graph.card import CARD_VERSION, read_card, read_cut
 from split.graph.cuts import bitmap_of, cut_from_nodes
 from split.graph.load import load_model
+from split.graph.model import Model
 from split.ids import CutId, ModelDigest
-from split.profiles.contract import Contract, Data, Resource
+from split.profiles.contract import Contract, Data, Fidelity, Resource
+from split.profiles.measured import Point
 from split.runtime.segment import OrtEngine
+from split.tensor import TensorSpec
+from split.workbench.check import check_cuts
 from split.workbench.cut import folder_for, list_cuts, part, prepare
 
 DYNAMIC = """<ir_version: 8, opset_import: ["" : 18]>
@@ -170,3 +176,72 @@ def test_one_model_at_two_places_has_two_folders(tmp_path: Path) -> None:
     folders = {folder_for(tmp_path, ModelDigest("sha256:00"), tmp_path / name) for name in ("a.onnx", "b.onnx")}
     assert len(folders) == 2
     assert {folder.parent for folder in folders} == {tmp_path / "models"}
+
+
+DEEP = """<ir_version: 8, opset_import: ["" : 18]>
+    g (float[1, 64] x) => (float[1, 2] y) { a = MatMul(x, W)  b = Abs(a)  c = MatMul(b, V)  y = Neg(c) }"""
+
+
+@pytest.fixture
+def deep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of which the search finds the last cut alone."""
+
+    def last(model: Model, **_: object) -> Candidates:
+        return Candidates(cuts=(cut_from_nodes(model, "abc"),), corners=0, beyond_limit=0, dropped=0)
+
+    monkeypatch.setattr("split.workbench.cut.find_candidates", last)
+    proto = onnx.parser.parse_model(DEEP)
+    for name, shape in (("W", (64, 64)), ("V", (64, 2))):
+        proto.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
+    onnx.save(proto, tmp_path / "model.onnx")
+    return tmp_path / "model.onnx"
+
+
+def calibrated_at(path: Path, key: str, **changes: str) -> CutId:
+    """Lay a calibration beside the model, of the cut whose last node this is."""
+    model = load_model(path)
+    cut = cut_from_nodes(model, ["a", "b", "c"][: "abc".index(key) + 1])
+    spec = TensorSpec(name=key, dtype="FP32", shape=(1, 64))
+    bitmap = changes.get("bitmap", bitmap_of(cut.mask, len(model.nodes)))
+    points = tuple(Point(level=n, mean_bytes=1000.0 / n, p95_bytes=2000.0, fidelity={"kl": 0.01 * n}) for n in (9, 3))
+    calibration = Calibration(
+        model=ModelDigest(changes.get("digest", model.digest)),
+        inputs=2,
+        tables={cut.id: CutTables(tensors=(TensorTables(spec=spec, klt=None),), node_bitmap=bitmap)},
+        curves={cut.id: Curve(points=points, inputs=2)},
+    )
+    write_calibration(calibration, path.with_name("calibration.isthmus"))
+    return cut.id
+
+
+def test_cuts_of_the_calibration_beside_the_model_are_made_listed_and_checked(deep: Path, tmp_path: Path) -> None:
+    path, before = deep, prepare(deep, tmp_path / "before")
+    cut = calibrated_at(path, "a")
+    assert cut not in {one.id for one in before.cuts}
+    card = prepare(path, tmp_path / "parts")
+    assert card.calibrated == (cut,)
+    assert [(one.id, one.nodes) for one in card.cuts] == [(cut, 1), (before.cuts[0].id, 3)]
+    assert (tmp_path / "parts" / f"{cut}.tail.onnx").is_file()
+    contract = Contract(data=Data(fidelity=Fidelity(measure="kl", bound=0.05)))
+    [listed] = [one for one in list_cuts(path, contract=contract)["cuts"] if one["id"] == cut]
+    assert (listed["klt"]["level"], listed["klt"]["mean_bytes"]) == (3, pytest.approx(1000 / 3))
+    assert all("klt" not in one for one in list_cuts(path)["cuts"])  # no contract, no bound
+    assert cut in {one["id"] for one in check_cuts(path) if one["legal"] and one["max_rel"] == 0.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"digest": "sha256:" + "00" * 32}, "it belongs to the model sha256:000"),
+        ({"bitmap": "03"}, "is left out: it means another cut here"),
+        ({"bitmap": "02"}, "is left out: the cut keeps 'b' on the device but not 'a'"),
+    ],
+)
+def test_a_calibration_of_another_model_or_cut_gives_no_cuts_and_a_warning(
+    deep: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, str], words: str
+) -> None:
+    path, before = deep, prepare(deep, tmp_path / "before")
+    calibrated_at(path, "a", **changes)
+    card = prepare(path, tmp_path / "parts")
+    assert [cut.id for cut in card.cuts] == [cut.id for cut in before.cuts]
+    assert words in caplog.text
