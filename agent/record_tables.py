@@ -79,7 +79,7 @@ class Tables:
                 table=known.table,
                 cloud_ms=known.cloud_ms,
                 costs=table.costs[_COMPARED],
-                work=math.prod(key[1]),
+                work=max(math.prod(key[1]), 1),  # of an empty batch
                 at_s=now_s,
                 looked_at_s=now_s,
             )

@@ -395,6 +395,22 @@ def test_requests_of_other_sizes_refer_to_tables_near_them_and_say_how_much_more
     assert found == [((3, 1), 1.0), ((99, 1), 1.0101), ((99, 1), 1.0404), ((197, 1), 1.0152)]
 
 
+def test_requests_with_an_empty_batch_are_recorded_and_stand_beside_others() -> None:
+    writer = recorder(Clock())
+    for sizes in ((0, 1), (3, 1), (0, 1), (0, 0)):
+        writer.note(entry(501.0, facts=RequestFacts(budget_ms=9.0, sizes=sizes)))
+    for size in range(4, 100):  # more than there are tables: the nearest stands for the rest
+        writer.note(entry(501.0, facts=RequestFacts(budget_ms=9.0, sizes=(size, size))))
+    record = unpack(writer.last_hour(), name="it")
+    assert record.seen == len(rows(record)) == 100
+    assert [(record.tables[row.table].sizes, row.scale) for row in rows(record)[:4]] == [
+        ((0, 1), 0.0),
+        ((3, 1), 1.0),
+        ((0, 1), 0.0),
+        ((0, 0), 0.0),
+    ]
+
+
 def test_any_number_of_sizes_has_a_bounded_number_of_tables() -> None:
     writer, dice = recorder(Clock()), random.Random(1)
     for _ in range(3000):
