@@ -123,9 +123,9 @@ class Pair:
         """SIGSTOP: the connection stays open and nothing comes any more."""
         self._processes[_companion(0)].send_signal(signal.SIGSTOP)
 
-    def send_signal(self, name: str, which: signal.Signals) -> None:
-        """To a running program (`agent`, `companion`)."""
-        self._processes[name].send_signal(which)
+    def pid(self, name: str) -> int:
+        """Of a running program (`agent`, `companion`)."""
+        return self._processes[name].pid
 
     def thaw_companion(self) -> None:
         self._processes[_companion(0)].send_signal(signal.SIGCONT)
