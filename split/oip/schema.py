@@ -98,6 +98,7 @@ def _parameters() -> dict[str, Any]:
         "isthmus.mode": {"enum": list(MODES)},
         "isthmus.cut": {"type": "string", "pattern": "^[0-9a-f]{12}$"},
         "isthmus.codec": {"enum": list(CODECS)},
+        "isthmus.fidelity": {"type": "number", "minimum": 0},
         "isthmus.deadline_ms": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_DEADLINE_MS},
         "isthmus.privacy": {"enum": list(PRIVACY_ORDER)},
         "priority": {"type": "integer", "minimum": 0, "maximum": MAX_PRIORITY},

@@ -29,17 +29,20 @@ def test_wishes_arrive_as_they_were_given() -> None:
             "isthmus.mode": "split",
             "isthmus.cut": "0123456789ab",
             "isthmus.codec": "fp16",
+            "isthmus.fidelity": 0.01,
             "isthmus.privacy": "no-raw-input",
             "priority": 3,
         }
     )
-    assert (found.mode, found.cut, found.codec, found.privacy, found.priority) == (
+    assert (found.mode, found.cut, found.codec, found.fidelity, found.privacy, found.priority) == (
         "split",
         "0123456789ab",
         "fp16",
+        0.01,
         "no-raw-input",
         3,
     )
+    assert options({"isthmus.fidelity": 0}).fidelity == 0.0
 
 
 @pytest.mark.parametrize(
