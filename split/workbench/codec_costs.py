@@ -5,51 +5,80 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from split.codec.calibration import Calibration
+from split.codec.calibration import Calibration, Curve
 from split.codec.fidelity import MEASURES, divergence
+from split.codec.image import prepare_image
 from split.codec.klt import BoundaryTables, decode_klt, encode_klt
 from split.codec.payload import decode, encode
+from split.codec.plain import Buffer
 from split.ids import CutId
+from split.profiles.image_spec import ImageSpec
 from split.profiles.measured import CodecCosts
 from split.runtime.profiler import measure_interleaved
 from split.tensor import Tensors
-from split.workbench.golden import Golden
+from split.workbench.golden import Golden, typical_jpeg
 
 LOSSY: Final = ("fp16", "int8")
-KLT: Final = "klt"
 _PAYLOAD_BYTES_MAX: Final = 1 << 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibrated:
-    """A cut's tables of a calibration, to be timed; bytes and fidelity the calibration has measured itself."""
+class Coding:
+    """A calibrated codec at one of its settings, to be timed: what coding takes hardly depends on which. Bytes and
+    fidelity the calibration has measured itself."""
 
-    tables: BoundaryTables
-    level: int
-    """One of its curve: what coding takes hardly depends on which."""
+    encode: Callable[[Tensors], Sequence[Buffer]]
+    decode: Callable[[bytes], Tensors]
 
 
-def calibrated_cut(calibration: Calibration | None, cut: CutId) -> Calibrated | None:
-    """That of `cut`, at the level in the middle of its curve; None where it has none."""
+def of_cut(calibration: Calibration | None, cut: CutId) -> dict[str, Coding]:
+    """Codec klt with the tables of `cut`; {} where it has none."""
     if calibration is None or cut not in calibration.tables:
-        return None
-    points = calibration.curves[cut].points
+        return {}
     tables = BoundaryTables(calibration.tables[cut], calibration.digest)
-    return Calibrated(tables=tables, level=points[len(points) // 2].level)
+    level = _middle(calibration.curves[cut])
+    return {
+        "klt": Coding(
+            encode=lambda tensors: encode_klt(tensors, tables, level),
+            decode=lambda wire: decode_klt(wire, tables, max_bytes=_PAYLOAD_BYTES_MAX),
+        )
+    }
+
+
+def of_pictures(calibration: Calibration | None, images: Mapping[str, ImageSpec]) -> dict[str, Coding]:
+    """The codecs that make the picture inputs `images` anew, timed on a typical one: what is no picture (the built-in
+    golden inputs are noise) would travel raw."""
+    if calibration is None or not images or not calibration.pictures:
+        return {}
+    typical = {name: prepare_image(typical_jpeg(), spec) for name, spec in images.items()}
+    return {
+        codec: _of_pictures(codec, _middle(curve), images, typical) for codec, curve in calibration.pictures.items()
+    }
+
+
+def _of_pictures(codec: str, level: int, images: Mapping[str, ImageSpec], typical: Tensors) -> Coding:
+    return Coding(
+        encode=lambda tensors: encode(tensors | typical, codec, level=level, pictures=images),
+        decode=lambda wire: decode(wire, max_bytes=_PAYLOAD_BYTES_MAX),
+    )
+
+
+def _middle(curve: Curve) -> int:
+    return curve.points[len(curve.points) // 2].level
 
 
 def codec_costs(
     payloads: Sequence[Tensors],
     finish: Callable[[Tensors], Tensors],
     golden: Sequence[Golden],
-    calibrated: Calibrated | None = None,
+    calibrated: Mapping[str, Coding] | None = None,
 ) -> tuple[CodecCosts, ...]:
     """Every codec on what travels (one payload for each golden request); a lossy one that saves no byte is left out.
-    Codec klt where the cut is `calibrated`: its times, and no fidelity."""
+    Of those that are `calibrated` the times, and no fidelity."""
     wires = {codec: [b"".join(encode(tensors, codec)) for tensors in payloads] for codec in ("raw", *LOSSY)}
     sizes = {codec: int(statistics.median(map(len, wire))) for codec, wire in wires.items()}
     kept = [codec for codec in wires if codec == "raw" or sizes[codec] < sizes["raw"]]
@@ -57,13 +86,12 @@ def codec_costs(
     for codec in kept:
         work[f"encode {codec}"] = functools.partial(encode, payloads[0], codec)
         work[f"decode {codec}"] = functools.partial(decode, wires[codec][0], max_bytes=_PAYLOAD_BYTES_MAX)
-    if calibrated is not None:
-        tables, level = calibrated.tables, calibrated.level
-        wires[KLT] = [b"".join(encode_klt(tensors, tables, level)) for tensors in payloads]
-        sizes[KLT] = int(statistics.median(map(len, wires[KLT])))
-        kept.append(KLT)
-        work[f"encode {KLT}"] = functools.partial(encode_klt, payloads[0], tables, level)
-        work[f"decode {KLT}"] = functools.partial(decode_klt, wires[KLT][0], tables, max_bytes=_PAYLOAD_BYTES_MAX)
+    for codec, coding in (calibrated or {}).items():
+        wires[codec] = [b"".join(coding.encode(tensors)) for tensors in payloads]
+        sizes[codec] = int(statistics.median(map(len, wires[codec])))
+        kept.append(codec)
+        work[f"encode {codec}"] = functools.partial(coding.encode, payloads[0])
+        work[f"decode {codec}"] = functools.partial(coding.decode, wires[codec][0])
     ms = measure_interleaved(work, 0.1)
     return tuple(
         CodecCosts(

@@ -22,7 +22,7 @@ from split.profiles.measured import CodecCosts, CutCosts
 from split.runtime.engine import Segment
 from split.runtime.profiler import measure_interleaved
 from split.tensor import Tensors, worst_difference
-from split.workbench.codec_costs import Calibrated, codec_costs, joined
+from split.workbench.codec_costs import Coding, codec_costs, joined
 from split.workbench.golden import Golden
 from split.workbench.optimise import Opener, open_halves
 from split.workbench.spending import Care, Spending
@@ -133,7 +133,7 @@ def run_cut(
     compared: Tensors,
     open_best: Opener,
     opened: contextlib.ExitStack,
-    calibrated: Calibrated | None = None,
+    calibrated: Mapping[str, Coding] | None = None,
 ) -> _Halves:
     """The cut's halves, run on every request and compared; `opened` closes them. `calibrated`: as for `codec_costs`."""
     head, tail, _ = open_halves(cut, folder, golden[0].inputs, open_best)

@@ -42,7 +42,7 @@ from split.runtime.optimised import WHOLE
 from split.runtime.profiler import measure, measure_interleaved
 from split.runtime.tuning import fastest
 from split.tensor import Tensors, bind_dims, worst_difference
-from split.workbench.codec_costs import calibrated_cut, codec_costs, joined
+from split.workbench.codec_costs import codec_costs, joined, of_cut, of_pictures
 from split.workbench.golden import Golden, golden_requests, inputs_to_compare, profile_basis, typical_jpeg, write_golden
 from split.workbench.halves import OtherRequest, cut_costs, measure_cuts, run_cut, runs, time_cut
 from split.workbench.node_times import head_shares
@@ -115,7 +115,12 @@ def profile_model(
     whole = open_best(WHOLE, Path(card.path), first.inputs)
     image_ms, encoded_bytes = _image_costs(golden, contract)
     on_progress("measuring what offloading ships", 0.02)
-    input_codecs = codec_costs([request.inputs for request in golden], lambda tensors: whole.run(tensors), golden)
+    input_codecs = codec_costs(
+        [request.inputs for request in golden],
+        lambda tensors: whole.run(tensors),
+        golden,
+        of_pictures(calibration, contract.encoded() if contract is not None else {}),
+    )
     whole_ms = measure(whole, first.inputs, budget_s=CUT_BUDGET_S)
     dims = bind_dims(card.inputs, first.inputs)
     sizes = sizes_of(open_dims(card.inputs), first.inputs)
@@ -133,7 +138,7 @@ def profile_model(
         order,
         Spending(whole_ms=whole_ms, requests=len(golden), budget_s=budget_s),
         run=lambda cut, opened: run_cut(
-            cut, folder, golden, other, compared, open_best, opened, calibrated_cut(calibration, cut.id)
+            cut, folder, golden, other, compared, open_best, opened, of_cut(calibration, cut.id)
         ),
         time_halves=lambda halves: time_cut(halves, whole, golden, other, timing_s),
         on_progress=on_progress,

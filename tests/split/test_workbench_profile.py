@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from agent.commands import profile as command
+from split.codec.calibration import CALIBRATION_FILE, encode_calibration
 from split.codec.golden import golden_inputs
 from split.codec.payload import decode, encode
 from split.errors import InvalidModel, ModelUnavailable
@@ -33,6 +34,7 @@ from split.workbench.child import run_child_sync
 from split.workbench.cut import prepare
 from split.workbench.golden import profile_basis, typical_jpeg
 from split.workbench.profile import profile_model
+from tests import calibrated_model
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17]>'
 WHOLE = f"{HEADER} g (float[N, 1024] x) => (float[N, 1024] y) {{ a = Neg(x) y = Neg(a) }}"
@@ -614,3 +616,29 @@ def test_a_cut_that_is_right_at_one_size_only_is_left_out(tmp_path: Path, caplog
     assert profile.other_sizes == (1,)
     assert profile.cuts == ()
     assert "is left out" in caplog.text
+
+
+def test_codecs_of_a_calibration_are_timed_and_their_fidelity_is_the_calibrations(tmp_path: Path) -> None:
+    path = tmp_path / "models/m/1/model.onnx"
+    path.parent.mkdir(parents=True)
+    calibrated_model.save_model(path)
+    card = prepare(path, tmp_path / "parts")
+    calibration = calibrated_model.calibrate(card, tmp_path / "parts", count=8)
+    contract = Contract(data=Data(inputs=(InputContract(name="x", encoded=calibrated_model.PICTURE),)))
+    for laid in (b"damaged", encode_calibration(calibration)):
+        path.with_name(CALIBRATION_FILE).write_bytes(laid)
+        profile = measured(card, tmp_path, contract=contract)
+        of_input = {codec.codec: codec for codec in profile.input_codecs}
+        klt = {cut.cut: codec for cut in profile.cuts for codec in cut.codecs if codec.codec == "klt"}
+        if laid == b"damaged":
+            assert klt == {}
+            assert of_input.keys() == {"raw", "fp16", "int8"}
+            continue
+        assert klt.keys() == calibration.curves.keys()
+        for codec in (*klt.values(), of_input["jpeg"], of_input["webp"]):
+            assert codec.encode_ms > 0
+            assert codec.decode_ms > 0
+            assert (codec.fidelity, codec.curve) == ({}, ())
+        for cut, codec in klt.items():
+            sizes = [point.mean_bytes for point in calibration.curves[cut].points]
+            assert codec.bytes < 3 * max(sizes)

@@ -1,0 +1,108 @@
+"""agent/calibrated.py: a sidecar's curves become plans of the model, and one that cannot be used costs nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.calibrated import NO_SIDECAR, calibrated, sidecar_beside
+from split.codec.calibration import CALIBRATION_FILE, Calibration, CutTables, TensorTables, write_calibration
+from split.graph.card import ModelCard
+from split.ids import CutId, ModelDigest
+from split.profiles.measured import CodecCosts, CutCosts, ModelProfile
+from split.tensor import TensorSpec
+from split.workbench.cut import prepare
+from tests.calibrated_model import calibrate, save_model
+
+RAW = CodecCosts(codec="raw", bytes=64_000, encode_ms=0.0, decode_ms=0.0)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ModelCard, Calibration]:
+    folder = tmp_path_factory.mktemp("calibrated")
+    path = folder / "1" / "model.onnx"
+    path.parent.mkdir()
+    save_model(path)
+    card = prepare(path, folder / "cuts")
+    return path, card, calibrate(card, folder / "cuts", count=8)
+
+
+def profile_of(card: ModelCard, *more: CodecCosts) -> ModelProfile:
+    return ModelProfile(
+        digest=card.digest,
+        runtime="test",
+        fingerprint="test",
+        dims={},
+        threads=1,
+        whole_ms=1.0,
+        image_ms=0.0,
+        input_codecs=(RAW,),
+        encoded_bytes=0,
+        output_bytes=40,
+        cuts=tuple(CutCosts(cut=cut.id, head_ms=0.5, tail_ms=0.5, codecs=(RAW, *more)) for cut in card.cuts),
+    )
+
+
+def klt_of(profile: ModelProfile) -> dict[CutId, CodecCosts]:
+    return {cut.cut: codec for cut in profile.cuts for codec in cut.codecs if codec.codec == "klt"}
+
+
+def test_each_calibrated_cut_has_its_curve_and_the_others_stay_as_profiled(
+    made: tuple[Path, ModelCard, Calibration],
+) -> None:
+    _, card, calibration = made
+    found = calibrated(card, profile_of(card), calibration)
+    assert klt_of(found).keys() == calibration.curves.keys()
+    assert len(klt_of(found)) < len(card.cuts)
+    for cut, codec in klt_of(found).items():
+        assert codec.curve == calibration.curves[cut].points
+        assert codec.bytes == round(min(point.mean_bytes for point in codec.curve))
+    assert [codec.codec for codec in found.input_codecs] == ["raw", "jpeg", "webp"]
+    assert calibrated(card, found, None) == profile_of(card)
+
+
+def test_times_are_as_profiled_and_else_half_a_millisecond_for_sixteen_thousand_numbers(
+    made: tuple[Path, ModelCard, Calibration],
+) -> None:
+    _, card, calibration = made
+    guessed = calibrated(card, profile_of(card), calibration)
+    timed = calibrated(
+        card, profile_of(card, CodecCosts(codec="klt", bytes=1, encode_ms=0.3, decode_ms=0.2)), calibration
+    )
+    for codec in klt_of(guessed).values():
+        assert (codec.encode_ms, codec.decode_ms) == (pytest.approx(0.5), pytest.approx(0.5))
+    for codec in klt_of(timed).values():
+        assert (codec.encode_ms, codec.decode_ms) == (0.3, 0.2)
+    assert klt_of(calibrated(card, timed, None)) == {}
+
+
+def test_tables_of_other_tensors_than_cross_there_make_no_plan(made: tuple[Path, ModelCard, Calibration]) -> None:
+    _, card, calibration = made
+    cut = next(iter(calibration.tables))
+    [one] = calibration.tables[cut].tensors
+    spec = TensorSpec(name="another", dtype=one.spec.dtype, shape=one.spec.shape)
+    other = CutTables(tensors=(TensorTables(spec=spec, klt=one.klt),), node_bitmap="00")
+    found = calibrated(card, profile_of(card), replace(calibration, tables=calibration.tables | {cut: other}))
+    assert klt_of(found).keys() == calibration.curves.keys() - {cut}
+
+
+def test_the_sidecar_beside_a_model_is_read_with_its_bytes(made: tuple[Path, ModelCard, Calibration]) -> None:
+    path, card, calibration = made
+    assert sidecar_beside(path, card.digest) is NO_SIDECAR
+    digest = write_calibration(calibration, path.with_name(CALIBRATION_FILE))
+    found = sidecar_beside(path, card.digest)
+    assert found.calibration is not None
+    assert found.calibration.digest == digest
+    assert found.data == path.with_name(CALIBRATION_FILE).read_bytes()
+    assert found.tables.keys() == calibration.tables.keys()
+    assert found.is_as(sidecar_beside(path, card.digest))
+    assert not found.is_as(NO_SIDECAR)
+    strange = sidecar_beside(path, ModelDigest("sha256:" + "ab" * 32))
+    assert (strange.calibration, strange.data, dict(strange.tables)) == (None, b"", {})
+    assert "belongs to the model" in strange.note
+    path.with_name(CALIBRATION_FILE).unlink()
+    path.with_name(CALIBRATION_FILE).mkdir()
+    assert "cannot be read and is not used" in sidecar_beside(path, card.digest).note
+    path.with_name(CALIBRATION_FILE).rmdir()
