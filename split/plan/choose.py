@@ -128,7 +128,7 @@ class Compared:
             return row
         others_ms = value_ms.copy()
         others_ms[row] = np.inf
-        if others_ms[others_ms.argmin()] > value_ms[row]:
+        if not others_ms[others_ms.argmin()] <= value_ms[row]:  # nor where one of the two is NaN
             return row
         equal = np.flatnonzero(value_ms == value_ms[row])
         return int(equal[np.lexsort([one[equal] for one in self._ties()])[0]])
@@ -177,7 +177,9 @@ class Compared:
                     f"{budget_ms:.1f} ms should the companion fail (this one after {prediction.way_out_ms[row]:.1f} ms)"
                 ),
             )
-        least = int(np.where(self.mask, prediction.risk_ms, np.inf).argmin())
+        # What is no number has no least: where nothing is told of any row, local runs, which nobody else can fail.
+        told = self.mask & ~np.isnan(prediction.risk_ms)
+        least = int(np.where(told, prediction.risk_ms, np.inf).argmin())
         return (
             least,
             lambda: (

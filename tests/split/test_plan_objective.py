@@ -339,3 +339,12 @@ def test_a_rate_that_the_best_plan_cannot_sustain_is_met_by_another_and_the_reas
     assert max(free.chosen.stages_ms.values()) > 1000 / 33
     assert max(ms for name, ms in held.chosen.stages_ms.items() if name != "queue") <= 1000 / 33
     assert "does not sustain the 33 requests per second of the contract" in held.reason
+
+
+@pytest.mark.parametrize("weights", [Weights(), Weights(energy=1.0, cost=1.0), Weights(throughput=1.0, latency=0.0)])
+@pytest.mark.parametrize("alpha", [np.inf, np.nan, 1e308])
+def test_where_no_prediction_is_a_number_local_runs(weights: Weights, alpha: float) -> None:
+    """No estimate is meant to become so; should one, no answer is lost by it."""
+    state = dataclasses.replace(STATE, alpha=alpha)
+    with np.errstate(all="ignore"):
+        assert decide(at_weights(weights), state, RequestFacts(budget_ms=500.0)).chosen.plan == LOCAL
