@@ -35,6 +35,7 @@ from split.errors import CompanionRefused, ConnectionLost, InvalidModel, Isthmus
 from split.graph.card import CutCard, digest_of_files
 from split.graph.chunks import list_chunks
 from split.ids import OFFLOAD_CUT
+from split.plan.plan import REENCODED
 from split.runtime.kernels import kernel_answers, kernels_differ
 from split.tensor import Tensors
 from split.transport.channel import Channel
@@ -232,6 +233,11 @@ class Openings:
         same = self._channel.peer_hello.image == image_fingerprint()
         why = None if same else "the companion decodes pictures otherwise than this device"
         self._planner.forbid_encoded(model.name, why)
+        for codec in {one.codec for one in model.profile.input_codecs} & REENCODED if model.profile else ():
+            if codec in self._channel.peer_hello.codecs:
+                self._planner.codec_ready(model.name, codec)
+            else:
+                self._planner.codec_not_ready(model.name, codec, _unknown(codec))
         offer = ModelOffer(
             digest=model.digest,
             files=model.card.files,
@@ -264,7 +270,7 @@ class Openings:
     async def _calibrate(self, model: ServedModel) -> None:
         """Try until the companion has the calibration; what fails costs the codec alone."""
         if KLT not in self._channel.peer_hello.codecs:
-            self._planner.codec_not_ready(model.name, KLT, "the companion does not know codec klt; update it")
+            self._planner.codec_not_ready(model.name, KLT, _unknown(KLT))
             return
         backoff = Backoff(first_s=RETRY_FIRST_S, cap_s=RETRY_CAP_S, draw=self._draw)
         while (error := await _failure(self._share_calibration(model))) is not None:
@@ -382,6 +388,10 @@ class Openings:
             yield self._answers[key]
         finally:
             del self._answers[key]
+
+
+def _unknown(codec: str) -> str:
+    return f"the companion does not know codec {codec}; update it"
 
 
 def _key(asked: Opening) -> _Key:

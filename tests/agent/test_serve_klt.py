@@ -35,7 +35,7 @@ from split.codec.payload import SPOKEN, decode, encode
 from split.errors import InvalidRequest
 from split.plan.plan import Placement
 from split.profiles.contract import Contract, Data, Fidelity
-from split.profiles.measured import Point
+from split.profiles.measured import CodecCosts, Point
 from split.transport.memory import MemoryChannel, memory_pair
 from split.transport.virtual_time import run_in_virtual_time
 from split.wire.messages import NO_CALIBRATION, Infer, Message, ModelOffer, Refused
@@ -202,6 +202,27 @@ def test_a_companion_that_does_not_speak_klt_is_not_offered_a_calibration(tmp_pa
         assert raw.ran.placement is Placement.SPLIT
 
     story_of(lambda: KltLab(tmp_path, behave=reads_klt(), hello=HELLO))(story)
+
+
+@pytest.mark.parametrize("hello", [HELLO, SPEAKS_KLT])
+def test_a_companion_that_does_not_speak_a_picture_codec_is_sent_none(tmp_path: Path, hello: Any) -> None:
+    class PictureLab(KltLab):
+        def lay(self, fine_bytes: float) -> None:
+            super().lay(fine_bytes)
+            assert self.model.profile is not None
+            point = Point(level=3, mean_bytes=9.0, p95_bytes=9.0, fidelity={"relative": 0.01})
+            webp = CodecCosts(codec="webp", bytes=9, encode_ms=0.1, decode_ms=0.1, curve=(point,))
+            codecs = (*self.model.profile.input_codecs, webp)
+            profile = msgspec.structs.replace(self.model.profile, input_codecs=codecs)
+            self.model = replace(self.model, profile=profile)
+            self.planner.add_model("tiny", self.model.card, profile, self.model.contract)
+
+    async def story(lab: KltLab) -> None:
+        found = lab.planner.snapshot(0.0)["models"]["tiny"]["codecs_why_not"]
+        wanted = "the companion does not know codec webp; update it"
+        assert found.get("webp", "") == (wanted if hello is HELLO else "")
+
+    story_of(lambda: PictureLab(tmp_path, behave=reads_klt(), hello=hello))(story)
 
 
 def test_a_payload_that_is_refused_for_want_of_the_calibration_ends_here_and_it_is_offered_again(
