@@ -15,9 +15,10 @@ import msgspec
 
 from agent.commands.model_argument import CHILD_TIMEOUT_S, add_model_argument, model_path
 from agent.commands.profile import progress_bar
-from split.codec.calibration import CALIBRATION_FILE, Calibration, Curve, read_calibration
+from split.codec.calibration import CALIBRATION_FILE, Calibration, Curve, CutTables, read_calibration
 from split.codec.picture import LEVELS
 from split.errors import InvalidModel
+from split.ids import CutId
 from split.profiles.contract import Contract, Fidelity, contract_beside
 from split.tensor import TensorSpec
 from split.workbench.child import run_child_sync
@@ -80,10 +81,18 @@ def _as_json(path: Path, out: Path, calibration: Calibration) -> dict[str, Any]:
                 ],
                 "curve": msgspec.to_builtins(calibration.curves[cut]),
             }
-            for cut, tables in calibration.tables.items()
+            for cut, tables in _by_depth(calibration)
         ],
         "pictures": {codec: msgspec.to_builtins(curve) for codec, curve in calibration.pictures.items()},
     }
+
+
+def _by_depth(calibration: Calibration) -> list[tuple[CutId, CutTables]]:
+    """Cuts and tables, the shallowest cut first: by the number of nodes in the head."""
+    return sorted(
+        calibration.tables.items(),
+        key=lambda pair: int.from_bytes(bytes.fromhex(pair[1].node_bitmap), "little").bit_count(),
+    )
 
 
 def _table(out: Path, calibration: Calibration, fidelity: Fidelity) -> Iterator[str]:
@@ -95,7 +104,7 @@ def _table(out: Path, calibration: Calibration, fidelity: Fidelity) -> Iterator[
     else:
         yield "the contract allows nothing lossy (data.fidelity.bound is 0); the closest settings are shown"
     yield f"{'cut':12}  {'KB':>8}  {'p95 KB':>8}  {fidelity.measure:>9}  {'level':>10}  boundary"
-    for cut, tables in calibration.tables.items():
+    for cut, tables in _by_depth(calibration):
         tensors = _tensors([one.spec for one in tables.tensors])
         yield f"{cut:12}  {_at(calibration.curves[cut], fidelity, picture=False)}  {tensors}"
     for codec, curve in calibration.pictures.items():

@@ -158,7 +158,7 @@ class CodedCut:
         components = sum(one.klt.components for one in coders[0].tensors if one.klt is not None)
         # Noise of variance Δ²/12 in each component costs Δ²/24 of it (`sensitivity.py`), in units of half a squared
         # difference: as the other measures have it near 0.
-        squared = fidelity.bound**2 / 2 if fidelity.measure == "relative" else fidelity.bound
+        squared = fidelity.bound**2 / 2 if fidelity.measure in ("relative", "rms") else fidelity.bound
         step = max(math.sqrt(24 * squared / max(components, 1)), step_of(0))
         start = round(GRID_ONE + GRID_PER_OCTAVE * math.log2(step))
         points = trace(

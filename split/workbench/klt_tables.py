@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from split.codec.calibration import Klt, grid_of
+from split.codec.calibration import Klt, grid_of, rounded
 from split.tensor import Array
 from split.workbench.planes import block_of, coefficients, planes
 
@@ -115,8 +115,8 @@ def klt_of(statistics: Statistics, sensitivity: Array) -> Klt:
     block = block_of(rows, columns)
     return Klt(
         layout=statistics.layout,
-        transform=transform.astype(np.float32),
-        inverse=inverse.astype(np.float32),
+        transform=rounded(transform.astype(np.float32)),
+        inverse=rounded(inverse.astype(np.float32)),
         mean=statistics.mean.astype(np.float32),
         block=block,
         scales=np.ones((len(transform), *block), np.uint8),

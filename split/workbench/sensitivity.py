@@ -64,12 +64,18 @@ def _weights(base: Array, measure: str) -> Callable[[Array], Array]:
             return np.asarray((np.sqrt(p) * (z - (p * z).sum(axis=1, keepdims=True))).reshape(-1))
 
         return classes
-    if within and measure in ("", "score"):
+    if within and not measure:
         # Bernoulli: ½ p (1 − p) (Δ log-odds)² = ½ Δp² / (p (1 − p))
         spread = np.sqrt(np.maximum(base * (1 - base), _FLOOR)).reshape(-1)
         return lambda found: np.asarray(found.reshape(-1) / spread)
-    size = np.linalg.norm(rows, axis=1, keepdims=True) if measure == "cosine" else np.abs(rows).max(initial=0.0)
-    size = np.where(size > 0, size, 1.0) * (np.sqrt(len(rows)) if measure == "cosine" else np.sqrt(base.size))
+    match measure:
+        case "cosine":  # ½ of the angle's square, by rows
+            size = np.linalg.norm(rows, axis=1, keepdims=True) * np.sqrt(len(rows))
+        case "rms":
+            size = np.sqrt((rows**2).sum(keepdims=True))
+        case _:  # relative to the largest
+            size = np.abs(rows).max(keepdims=True, initial=0.0) * np.sqrt(base.size)
+    size = np.where(size > 0, size, 1.0)
     return lambda found: np.asarray((found.reshape(rows.shape) / size).reshape(-1))
 
 

@@ -23,6 +23,7 @@ from split.codec.calibration import (
     encode_calibration,
     grid_of,
     read_calibration,
+    rounded,
     step_of,
     write_calibration,
 )
@@ -198,3 +199,32 @@ def test_the_grid_has_eight_indices_an_octave_and_one_at_128() -> None:
     found = grid_of(np.array([0.0, 1e-30, 0.5, 1.0, 1.04, 1.05, 1e30]))
     assert found.dtype == np.uint8
     assert found.tolist() == [0, 1, 120, 128, 128, 129, 255]
+
+
+def test_rounded_transforms_keep_eleven_bits_and_the_range_of_fp32() -> None:
+    values = np.array([1.0, 1.0 + 2**-11, 1.0 + 2**-13, -3.3e-30, 1e30, 0.0], np.float32)
+    found = rounded(values)
+    assert found[:2].tolist() == values[:2].tolist()
+    assert found[2] == 1.0
+    np.testing.assert_allclose(found, values, rtol=2.0**-12)
+    random = np.random.default_rng(1).normal(0, 1, (100, 100)).astype(np.float32)
+    np.testing.assert_allclose(rounded(random), random, rtol=2.0**-12)
+
+
+def test_a_rounded_transform_takes_about_half_its_bytes_in_the_file() -> None:
+    matrix = np.linalg.qr(np.random.default_rng(2).normal(0, 1, (100, 100)))[0].astype(np.float32)
+    spec = TensorSpec(name="x", dtype="FP32", shape=("N", 100, 1, 1))
+    klt = a_klt(
+        transform=rounded(matrix),
+        inverse=rounded(matrix.T),
+        mean=np.zeros(100, np.float32),
+        block=(1, 1),
+        scales=np.full((100, 1, 1), 128, np.uint8),
+    )
+    tables = CutTables(tensors=(TensorTables(spec=spec, klt=klt),), node_bitmap="01")
+    data = encode_calibration(a_calibration(tables={CUT: tables}))
+    assert len(data) < 0.6 * 2 * matrix.nbytes
+    back = decode_calibration(data, MODEL).tables[CUT].tensors[0].klt
+    assert back is not None
+    np.testing.assert_array_equal(back.transform, klt.transform)
+    np.testing.assert_array_equal(back.inverse, klt.inverse)

@@ -188,7 +188,7 @@ def test_without_time_the_transform_goes_by_variance_and_says_so(
     _, klt = narrow_klt(found)
     assert klt.components == 4  # nothing was learnt of the fourth channel
     gram = klt.transform.astype(np.float64) @ klt.transform.T.astype(np.float64)
-    np.testing.assert_allclose(gram, np.eye(4) * gram[0, 0], atol=1e-5 * gram[0, 0])  # a rotation in one scale
+    np.testing.assert_allclose(gram, np.eye(4) * gram[0, 0], atol=1e-3 * gram[0, 0])  # a rotation in one scale
 
 
 def test_a_contract_that_keeps_inputs_and_depth_gets_cuts_that_do(place: Place, tmp_path: Path) -> None:
@@ -245,7 +245,8 @@ def test_the_command_writes_beside_the_model_and_prints_each_cut_at_the_contract
     found = read_calibration(version / "calibration.isthmus", shown["digest"])
     assert found is not None
     assert (shown["calibration_digest"], shown["inputs"]) == (found.digest, 12)
-    assert [cut["id"] for cut in shown["cuts"]] == list(found.tables)
+    assert {cut["id"] for cut in shown["cuts"]} == set(found.tables)
+    assert shown["cuts"][0]["boundary"][0]["name"] == "a"  # the shallowest first
     assert all(cut["curve"]["points"] for cut in shown["cuts"])
 
 

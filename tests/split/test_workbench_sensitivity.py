@@ -87,7 +87,7 @@ def test_distributions_count_as_the_logits_they_are_the_softmax_of() -> None:
 
 def test_cosine_and_relative_do_not_depend_on_the_outputs_scale() -> None:
     base, moved = np.array([[3.0, 4.0]]), np.array([[3.0, 4.1]])
-    for measure in ("cosine", "relative"):
+    for measure in ("cosine", "relative", "rms"):
         small, large = (
             np.linalg.norm(
                 metric_of({"y": k * base}, measure)({"y": k * moved})
