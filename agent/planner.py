@@ -373,7 +373,10 @@ class Planner:
     def _explorer(self, model: KnownModel, metered: Metered | None, observation: Observation) -> Explorer | None:
         """None where nothing is tried now: the model's never are, nearly no metered bytes or battery are left."""
         scarce = observation.battery_low or (metered is not None and not metered.may_probe)
-        return None if scarce else model.explorer
+        if scarce or model.explorer is None:
+            return None
+        model.explorer.device_doubted = model.edge.is_slow
+        return model.explorer
 
     def _observation(
         self, model: KnownModel, metered: Metered | None, edge_queue_ms: float, now_s: float

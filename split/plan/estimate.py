@@ -72,6 +72,7 @@ class Drift:
     tell again."""
     USUAL_GAIN: Final = 0.02
     """Usual is the average of about the last fifty."""
+    SLOW: Final = math.log(1.1)
     PAUSE_FROM_S: Final = 0.1
     PAUSE_S: Final = 1.0
     """A pause of so long has its whole effect (caches taken by others, clocks down), a shorter one in proportion."""
@@ -113,6 +114,11 @@ class Drift:
     def ratio(self) -> float:
         """Of a run now."""
         return math.exp(self._log + self._paused * self._pause)
+
+    @property
+    def is_slow(self) -> bool:
+        """Slower than it usually is, by more than runs scatter."""
+        return self._log - self._usual > self.SLOW
 
     @property
     def sigma(self) -> float:

@@ -63,8 +63,11 @@ USED_WITHIN: Final = 1000
 it was not the best within so many, twice as many each time, since it may be so for good (ANS samples by force at
 growing intervals, too: what runs here teaches nothing about there), and where asking was too dear. 50 was the best of
 10, 20 and 50 in `scripts/simulate`."""
+AWAY_REQUESTS: Final = 10
+"""The device, where it was slower than usual when it ran last, is worth a request after so many that left it: what goes
+away teaches nothing about it. Twice as many after each try, unless it brings news."""
 NEWS: Final = 0.1
-"""A companion that was so much faster than predicted is asked again at once: two surprises are a change."""
+"""What was so much faster than predicted, companion or device, is asked again at once: two surprises are a change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +97,9 @@ class Explorer:
         self._saved_ms = math.nan
         self._asked = 0
         self._unheard, self._patience, self._unused = 0, UNHEARD_REQUESTS, USED_WITHIN
+        self.device_doubted = False
+        """Whether the device was slower than usual when it ran last; set by who knows, before each `choose`."""
+        self._away, self._away_patience = 0, AWAY_REQUESTS
         self.earned_ms = self.spent_ms = 0.0
         """Expected value of all requests so far (`Score.value_ms`), and what was spent on trying."""
 
@@ -107,17 +113,22 @@ class Explorer:
         self._asked += 1
         if self._remote[row]:
             self._patience, self._unused = UNHEARD_REQUESTS, 0
+            self._away += 1
         else:
             self._unheard, self._unused = self._unheard + 1, self._unused + 1
+            self._away, self._away_patience = 0, AWAY_REQUESTS
         draws, unheard = self._asked % EVERY == 0, self._unheard >= self._patience
+        unseen = self.device_doubted and self._away >= self._away_patience
         predicted_ms, ratio = float(value_ms[row]), self._ratio
         seen_ms = value_ms if ratio is None else value_ms * ratio
         enough_ms = float(seen_ms[row]) * (1.0 - GAINS)
-        if not draws and not unheard and (ratio is None or float(seen_ms.min()) >= enough_ms):
+        if not draws and not unheard and not unseen and (ratio is None or float(seen_ms.min()) >= enough_ms):
             self._earn(min(float(seen_ms[row]), predicted_ms))
             return None
         if unheard:
             self._unheard = 0  # this was the companion's turn, whatever comes of it
+        if unseen:
+            self._away, self._away_patience = 0, min(2 * self._away_patience, UNHEARD_MAX)
         fits = may_try()
         if not fits[row]:
             return None
@@ -135,6 +146,9 @@ class Explorer:
         if tried in (None, best) and unheard:
             there = (fits & self._remote).nonzero()[0]
             tried = int(there[seen_ms[there].argmin()]) if there.size else None
+        if tried in (None, best) and unseen:
+            here = (fits & ~self._remote).nonzero()[0]
+            tried = int(here[seen_ms[here].argmin()]) if here.size else None
         if tried is None or tried == best:
             return by_residual
         cost_ms = max(float(seen_ms[tried]) - best_ms, 0.0)
@@ -163,8 +177,10 @@ class Explorer:
         if self._remote[row]:
             self._unheard = 0
         off = math.log(measured_ms / predicted_ms)
-        if self._remote[row] and off < -NEWS:
+        if off < -NEWS and self._remote[row]:
             self._patience = 1
+        elif off < -NEWS:
+            self._away_patience = 1
         noise = math.sqrt(self._noise2)
         innovation = off - self._common - self._mean(row)
         limit = CLIP * math.hypot(noise, PRIOR_SIGMA)

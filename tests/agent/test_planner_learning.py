@@ -185,13 +185,16 @@ class Worker:
             ms = 150.0 * float(np.exp(self.rng.normal(0, 0.03)))
             self.planner.observe_transfer(50_000, 40, ms - 10.0, self.now_s)
             self.planner.observe_cloud("m", chosen.plan, 0.0, 10.0)
+            self.planner.observe_total("m", chosen.plan, waited_ms + ms, chosen.predicted_ms)
             self.errors.append(chosen.predicted_ms / (waited_ms + ms) - 1.0)
             return self.now_s + (waited_ms + ms) / 1000
         run_s = 0.1 * self.slow * float(np.exp(self.rng.normal(0, 0.03)))
         self.free_at_s = max(self.free_at_s, self.now_s) + run_s
         self.expected_s.append((self.free_at_s, chosen.stages_ms["head"] / 1000))
         self.planner.observe_edge("m", LOCAL, "whole", run_s * 1000)
-        self.errors.append(chosen.predicted_ms / ((self.free_at_s - self.now_s) * 1000) - 1.0)
+        total_ms = (self.free_at_s - self.now_s) * 1000
+        self.planner.observe_total("m", LOCAL, total_ms, chosen.predicted_ms)
+        self.errors.append(chosen.predicted_ms / total_ms - 1.0)
         return self.free_at_s
 
     def serve(self, requests: int, concurrency: int) -> None:
@@ -230,11 +233,10 @@ def test_o_re_04_load_that_the_estimator_never_saw_is_predicted_and_placed_by(sl
     shared.serve(60, 4)
     assert any(shared.remote[:20])
     assert np.median(np.abs(shared.errors)) < 0.3
-    # Back to one caller. The queue tells at once; that runs are quick again, only time does while nothing runs here.
+    # Back to one caller. The queue tells at once; that runs are quick again, a try does while nothing runs here.
     shared.slow, shared.remote = 1.0, []
-    shared.serve(60 if slower == 1.0 else 300, 1)
-    local_by = 20 if slower == 1.0 else 260
-    assert np.mean(shared.remote[local_by:]) < 0.1  # now and then one is tried
+    shared.serve(120, 1)
+    assert np.mean(shared.remote[20:]) < 0.1  # now and then one is tried
 
 
 class Wire:

@@ -155,6 +155,30 @@ def test_a_companion_that_turns_out_faster_than_predicted_is_asked_again_at_once
     assert 1 in rows[first + 1 : first + 4]
 
 
+def test_a_device_that_was_slow_is_tried_after_ten_requests_that_left_it_and_at_once_after_news() -> None:
+    """Predicted 20 % over the companion, and in truth a third under it."""
+    predicted_ms = np.array([120.0, 100.0])
+    world = World(0, noise=0.0, predicted_ms=predicted_ms)
+    assert 0 not in world.serve(np.array([70.0, 100.0]), 40), "it was not slow: it is as predicted"
+    world.explorer.device_doubted = True
+    rows = world.serve(np.array([70.0, 100.0]), 6)
+    assert rows[0] == 0, "more than ten requests have left it"
+    assert rows[2] == 0, "one request after the news"
+    assert world.cost_ms <= 0.01 * world.best_ms + 50.0 + 1e-9
+
+
+def test_a_device_that_stays_slow_is_tried_ever_less_and_for_no_more_than_there_is() -> None:
+    predicted_ms = np.array([120.0, 100.0])
+    world = World(0, noise=0.0, predicted_ms=predicted_ms)
+    world.explorer.device_doubted = True
+    rows = world.serve(predicted_ms, 700)
+    tries = [n for n, row in enumerate(rows) if row == 0]
+    assert [b - a - 1 for a, b in itertools.pairwise([-1, *tries])][:5] == [9, 19, 39, 79, 159]
+    dear = World(0, noise=0.0, predicted_ms=np.array([500.0, 100.0]))
+    dear.explorer.device_doubted = True
+    assert 0 not in dear.serve(dear.predicted_ms, 350), "its account never holds four requests"
+
+
 def test_a_companion_that_is_several_times_slower_is_not_asked() -> None:
     world = World(1, noise=0.02, predicted_ms=np.array([100.0, 450.0]))
     assert set(world.serve(np.array([100.0, 450.0]), 3000)) == {0}
