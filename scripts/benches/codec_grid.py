@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -102,7 +103,9 @@ def run(subject: Subject, bound: float, int8_ratio: float | None) -> tuple[list[
     }
     samples = subject.samples("test", crops=1)
     try:
-        with lab_pair(FOLDER / "pair", path.parents[2], name=LAB) as pair:
+        folder = FOLDER / "grid"
+        shutil.copytree(path.parents[1], folder / "models" / subject.model, dirs_exist_ok=True)
+        with lab_pair(folder, folder / "models", name=LAB) as pair:
             pair.start_agent(slowdown=1.0, timeout_s=1200)
             stages = _stages(pair, subject, samples, [LOCAL, *PICTURES, *cuts], sizes)
             cells = list(_cells(pair, subject, samples, stages))
