@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from scripts.benches import codec_grid, codec_int8, codec_plot
 from scripts.benches.codec_curves import Estimate, Measurements, bytes_at, cheapest, ratio_at
-from scripts.benches.codec_rivals import measure, picture_rivals, text_bytes
+from scripts.benches.codec_rivals import Detail, measure, picture_rivals, text_bytes
 from scripts.benches.codec_splits import (
     Parted,
     calibration_of,
@@ -29,7 +29,7 @@ from scripts.benches.codec_splits import (
     over_ideal,
     parted,
 )
-from scripts.benches.codec_subjects import SUBJECTS, Sample, Subject, subject
+from scripts.benches.codec_subjects import SUBJECTS, Finish, Sample, Subject, subject
 from scripts.benches.figure import Figure
 from scripts.models import Unavailable
 from split.codec.calibration import Calibration
@@ -43,9 +43,9 @@ BOTTLENECK: Final = (80, 14, 14)
 """The boundary of the figures: EfficientNet-Lite0's first projection to 14 × 14, at 37 % of the time."""
 REFERENCES: Final = ("q95", "q90", "q75")
 """Other models are compared where JPEG at these qualities leads them, whatever that is."""
-CROPS, CROPS_QUICK, CROPS_OTHER = 4, 1, 1
+CROPS, CROPS_QUICK, CROPS_OTHER = 3, 1, 1
 OFFSETS: Final = tuple(range(-20, 25, 4))
-OFFSETS_QUICK: Final = (-8, -4, 0, 4, 8)
+OFFSETS_FEW: Final = (-8, -4, 0, 4, 8)
 """Beside the level where the calibration's curve meets a target; 8 halve the step, for a quarter of the divergence."""
 ROUNDS, ROUNDS_QUICK = 300, 60
 FALLBACK_ROUNDS: Final = 20
@@ -81,7 +81,7 @@ def run(*, quick: bool, plot: Path | None = None) -> tuple[list[Figure], list[di
     with parted(path, calibration, samples[0].tensors) as cuts:
         if quick:
             cuts = [one for one in cuts if _is_bottleneck(one)]
-        found = _compared(main, path, cuts, calibration, samples, targets, quick=quick)
+        found = _compared(main, path, cuts, calibration, samples, targets, Detail.AROUND if quick else Detail.ALL)
         figures, rows = _figures(found, calibration, samples, quick=quick)
     rows += [_row(found, f"kl {value:g}", value) for value in targets]
     rows += _settings(found)
@@ -171,21 +171,23 @@ def _compared(
     calibration: Calibration,
     samples: Sequence[Sample],
     targets: Sequence[float],
-    *,
-    quick: bool,
+    detail: Detail,
 ) -> Compared:
+    """`targets`: [] for those of `_references`."""
     whole = OrtEngine().open(path, threads=1)
     expected = [whole.run(sample.tensors) for sample in samples]
-    rivals = _rivals(one, samples, expected, whole.run, quick=quick)
+    rivals = _rivals(one, samples, expected, whole.run, detail)
     if not targets:
         targets = list(_references(rivals).values())
     named = {f"{cut.shapes} ({cut.share:.0%}, {cut.cut[:6]})": cut for cut in cuts}
     splits, int8 = {}, {}
     for name, cut in named.items():
         print(f"  {one.model} {name} …", file=sys.stderr, flush=True)
-        levels = levels_near(calibration, cut.cut, one.measure, targets, OFFSETS_QUICK if quick else OFFSETS)
+        levels = levels_near(
+            calibration, cut.cut, one.measure, targets, OFFSETS if detail is Detail.ALL else OFFSETS_FEW
+        )
         splits[name] = measure_klt(cut, levels, samples, expected, one.measure)
-        if not quick:
+        if detail is not Detail.AROUND:
             int8[name] = measure_int8(cut, samples, expected, one.measure)
     whole.close()
     plain = text_bytes(samples) if one.spec is None else {}
@@ -193,12 +195,12 @@ def _compared(
 
 
 def _rivals(
-    one: Subject, samples: Sequence[Sample], expected: Sequence[Tensors], finish: Any, *, quick: bool
+    one: Subject, samples: Sequence[Sample], expected: Sequence[Tensors], finish: Finish, detail: Detail
 ) -> dict[str, Measurements]:
     if one.spec is None:
         return {}
     print(f"  {one.model} as a picture …", file=sys.stderr, flush=True)
-    return measure(list(picture_rivals(one, quick=quick)), samples, expected, finish, one)
+    return measure(list(picture_rivals(one, detail)), samples, expected, finish, one)
 
 
 def _references(rivals: Mapping[str, Measurements]) -> dict[str, float]:
@@ -215,7 +217,7 @@ def _table(one: Subject) -> list[dict[str, Any]]:
     path, calibration = calibration_of(one, TARGETS["036"])
     samples = one.samples("test", crops=CROPS_OTHER)
     with parted(path, calibration, samples[0].tensors) as cuts:
-        found = _compared(one, path, cuts, calibration, samples, [], quick=False)
+        found = _compared(one, path, cuts, calibration, samples, [], Detail.SOME)
     return [_row(found, f"{one.measure} {value:.3g}{name}", value) for name, value in _references(found.rivals).items()]
 
 

@@ -11,6 +11,7 @@ import io
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from functools import partial
 from typing import Final
 
@@ -20,7 +21,7 @@ from PIL import Image, features
 from scripts.benches.codec_curves import Measurements
 from scripts.benches.codec_subjects import Finish, Pixels, Sample, Subject, as_input
 from split.codec.fidelity import divergence
-from split.codec.picture import HEADER_BYTES_MIN, LEVELS, decode_picture, encode_picture
+from split.codec.picture import HEADER_BYTES_MIN, LEVELS, PICTURE_CODECS, Level, decode_picture, encode_picture
 from split.profiles.image_spec import ImageSpec
 from split.tensor import Array, Tensors
 
@@ -29,6 +30,7 @@ AVIF_SPEED: Final = 6
 AVIF_QUALITIES: Final = (40, 55, 65, 75, 82, 88, 92, 95)
 JPEG_444_QUALITIES: Final = (35, 50, 65, 80, 88, 92, 95, 97)
 """With chroma at full resolution, which networks see: 5 to 15 % fewer bytes at equal fidelity than usual JPEG."""
+SOME_QUALITIES: Final = (35, 65, 75, 85, 90, 95, 99)
 
 Coded = tuple[int, Array]
 """Bytes of the file, and the model's input as it comes out."""
@@ -43,22 +45,36 @@ class Rival:
     code: Callable[[Sample], Coded]
 
 
-def picture_rivals(subject: Subject, *, quick: bool) -> Iterator[Rival]:
-    """JPEG and WebP at their levels (`quick`: at full size and the qualities around what is compared), JPEG
-    without halved chroma, AVIF where Pillow has it."""
+class Detail(Enum):
+    """How many settings of the picture's codecs are tried."""
+
+    AROUND = auto()
+    """At full size, the qualities around what is compared."""
+    SOME = auto()
+    """Every size, half of the qualities."""
+    ALL = auto()
+
+    def takes(self, setting: Level) -> bool:
+        if self is Detail.AROUND:
+            return setting.quarters == 4 and setting.quality >= 75
+        return self is Detail.ALL or setting.quality in SOME_QUALITIES
+
+
+def picture_rivals(subject: Subject, detail: Detail) -> Iterator[Rival]:
+    """JPEG and WebP at their levels, JPEG without halved chroma, AVIF where Pillow has it."""
     spec = subject.spec
     assert spec is not None
-    for codec in ("jpeg", "webp"):
+    for codec in PICTURE_CODECS:
         for level, setting in enumerate(LEVELS):
-            if quick and (setting.quarters < 4 or setting.quality < 75):
-                continue
-            name = f"q{setting.quality}" + (f" at {setting.quarters}/4" if setting.quarters < 4 else "")
-            code = partial(_through_codec, spec=spec, input_name=subject.input, codec=codec, level=level)
-            yield Rival(codec=codec, setting=name, code=code)
-    for quality in JPEG_444_QUALITIES[4 if quick else 0 :]:
+            if detail.takes(setting):
+                name = f"q{setting.quality}" + (f" at {setting.quarters}/4" if setting.quarters < 4 else "")
+                code = partial(_through_codec, spec=spec, input_name=subject.input, codec=codec, level=level)
+                yield Rival(codec=codec, setting=name, code=code)
+    first = 0 if detail is Detail.ALL else 3
+    for quality in JPEG_444_QUALITIES[first:]:
         yield Rival(codec="jpeg 4:4:4", setting=f"q{quality}", code=partial(_through_444, spec=spec, quality=quality))
     if features.check("avif"):
-        for quality in AVIF_QUALITIES[3 if quick else 0 :]:
+        for quality in AVIF_QUALITIES[first:]:
             yield Rival(codec="avif", setting=f"q{quality}", code=partial(_through_avif, spec=spec, quality=quality))
 
 

@@ -4,6 +4,7 @@ head, real payload and tail on the others; the coder's times on what really cros
 
 from __future__ import annotations
 
+import hashlib
 import math
 import shutil
 import statistics
@@ -108,7 +109,7 @@ def calibration_of(subject: Subject, bound: float) -> tuple[Path, Calibration]:
     path = lay(subject, bound)
     digest = load_model(path).digest
     mark = path.parent / "calibrated-by"
-    stamp = f"{CALIBRATION_VERSION} {subject.measure}"
+    stamp = f"{CALIBRATION_VERSION} {subject.measure} {_made_by()}"
     if not mark.exists() or mark.read_text() != stamp:
         print(f"calibrating {subject.model} …", file=sys.stderr, flush=True)
         _calibrate(path, _inputs(subject))
@@ -117,6 +118,12 @@ def calibration_of(subject: Subject, bound: float) -> tuple[Path, Calibration]:
     if found is None:
         raise Unavailable(f"{path} has no calibration beside it")
     return path, found
+
+
+def _made_by() -> str:
+    """Of the programs that calibrate: what another one made is not measured as theirs."""
+    files = sorted((*(ROOT / "split" / "workbench").glob("*.py"), *(ROOT / "split" / "codec").glob("*.py")))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def _inputs(subject: Subject) -> Path:

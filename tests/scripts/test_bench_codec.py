@@ -14,7 +14,7 @@ from scripts.benches.codec_curves import Curve, Measurements, bytes_at, cheapest
 from scripts.benches.codec_grid import with_int8
 from scripts.benches.codec_model import Contest, Network, Stages, modelled_ms, summary
 from scripts.benches.codec_plot import draw
-from scripts.benches.codec_rivals import measure, picture_rivals
+from scripts.benches.codec_rivals import Detail, measure, picture_rivals
 from scripts.benches.codec_subjects import Sample, Subject, as_input, crops_of, with_text, word_pieces, words
 from split.profiles.image_spec import ImageSpec
 from split.tensor import Tensors
@@ -142,7 +142,7 @@ def test_a_rival_is_measured_at_each_of_its_settings_on_each_sample(tmp_path: Pa
     def brightness(tensors: Tensors) -> Tensors:
         return {"y": tensors["x"].mean(axis=(2, 3))}
 
-    rivals = list(picture_rivals(subject, quick=True))
+    rivals = list(picture_rivals(subject, Detail.AROUND))
     found = measure(rivals, samples, [brightness(sample.tensors) for sample in samples], brightness, subject)
     assert {"jpeg", "webp"} <= set(found)
     assert set(REFERENCES) <= set(found["jpeg"].settings)
