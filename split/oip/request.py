@@ -101,7 +101,7 @@ def _from_header(header: memoryview, binary: memoryview | None) -> OipRequest:
 def _input(tensor: _InputJson, binary: memoryview | None, at: int) -> tuple[Array, int]:
     """The tensor and where the next binary one begins."""
     parameters = tensor.parameters or {}
-    _no_shared_memory(f"input {shown(tensor.name)}", parameters)
+    _check_wishes(f"input {shown(tensor.name)}", parameters)
     size = parameters.get("binary_data_size")
     shape = tuple(tensor.shape)
     if size is None:
@@ -168,7 +168,7 @@ def _raw_shape(spec: TensorSpec, nbytes: int) -> tuple[int, ...] | None:
 def _requested(output: _OutputJson) -> RequestedOutput:
     parameters = output.parameters or {}
     place = f"output {shown(output.name)}"
-    _no_shared_memory(place, parameters)
+    _check_wishes(place, parameters)
     if parameters.get("classification"):
         raise UnsupportedRequest(f"{place}: classification is not offered; take the tensor and sort it")
     return RequestedOutput(name=output.name, binary=_flag(parameters, "binary_data", place), parameters=parameters)
@@ -181,9 +181,14 @@ def _flag(parameters: Mapping[str, Scalar], key: str, place: str) -> bool | None
     return value
 
 
-def _no_shared_memory(place: str, parameters: Mapping[str, Scalar]) -> None:
-    if "shared_memory_region" in parameters:
-        raise UnsupportedRequest(f"{place}: shared memory is not offered; send the data in the body")
+def _check_wishes(place: str, parameters: Mapping[str, Scalar]) -> None:
+    """Of one tensor. What is asked of Isthmus is asked for the request: a wish in another place (privacy of one input)
+    must not pass for a fulfilled one."""
+    for key in parameters:
+        if key == "shared_memory_region":
+            raise UnsupportedRequest(f"{place}: shared memory is not offered; send the data in the body")
+        if key[:8].lower() == "isthmus.":
+            raise InvalidRequest(f"{place}: {shown(key)} is a parameter of the whole request; give it there")
 
 
 def _decode(header: memoryview) -> _RequestJson:

@@ -275,6 +275,13 @@ MALFORMED_JSON: list[tuple[str, object, int, str]] = [
         501,
         "shared",
     ),
+    ("a wish for one input", one(parameters={"isthmus.privacy": "local-only"}), 400, "of the whole request"),
+    (
+        "a wish for one output",
+        one() | {"outputs": [{"name": "y", "parameters": {"isthmus.codec": "raw"}}]},
+        400,
+        "of the whole request",
+    ),
     ("an id that is a number", one() | {"id": 7}, 400, "id"),
     ("an id of 64 KiB", one() | {"id": "i" * 65536}, 400, "id has 65536 characters"),
     ("parameters a list", one() | {"parameters": []}, 400, "parameters"),
