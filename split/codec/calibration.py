@@ -28,7 +28,7 @@ from split.profiles.measured import Point
 from split.tensor import RANK_MAX, Array, TensorSpec
 
 CALIBRATION_FILE: Final = "calibration.isthmus"
-CALIBRATION_VERSION: Final = 1
+CALIBRATION_VERSION: Final = 2
 
 GRID_PER_OCTAVE: Final = 8
 GRID_ONE: Final = 128

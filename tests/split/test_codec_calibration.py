@@ -129,8 +129,8 @@ def _repacked(change: dict[str, Any]) -> bytes:
 
 
 def test_another_version_is_refused_by_its_number() -> None:
-    with pytest.raises(InvalidCalibration, match="version 2, this program reads 1"):
-        decode_calibration(_repacked({"version": 2}), MODEL)
+    with pytest.raises(InvalidCalibration, match="version 3, this program reads 2"):
+        decode_calibration(_repacked({"version": 3}), MODEL)
 
 
 def test_a_frame_that_unpacks_to_gigabytes_is_refused_before_it_is_unpacked() -> None:
