@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import math
 import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -66,6 +65,9 @@ BULK_WINDOW_BYTES: Final = CHUNK_BYTES
 brings goes before."""
 ANSWER_TIMEOUT_S: Final = 120.0
 """For one answer while a model or a cut is being opened (the companion cuts it first)."""
+SHORTEST_MS: Final = 1e-6
+LONGEST_MS: Final = 1e12
+"""What a companion may say that something took, if not 0: a nanosecond; what a record holds, thirty years."""
 RETRY_FIRST_S: Final = 1.0
 RETRY_CAP_S: Final = 30.0
 """A companion that is short of disk or memory is asked now and then, not pressed."""
@@ -442,8 +444,9 @@ def _difference(model: ServedModel, theirs: Tensors, ours: Tensors) -> str | Non
 
 
 def are_times(*ms: float) -> bool:
-    """Whether a companion's figures can be how long something took: what is learned from others never goes away."""
-    return all(0.0 <= one < math.inf for one in ms)
+    """Whether a companion's figures can be how long something took: what is learned from others never goes away. One
+    of 10⁻³²⁰ ms is a number, too, and what is held against it infinite."""
+    return all(one == 0.0 or SHORTEST_MS <= one <= LONGEST_MS for one in ms)
 
 
 async def _next(answers: asyncio.Queue[Message]) -> Message:

@@ -287,7 +287,7 @@ async def test_dropping_one_name_of_a_model_does_not_disturb_the_other(tmp_path:
         await world.until(lambda: world.opened("n") == set(CUTS), within_s=60)
 
 
-@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0, 5e-324, 1e300])
 def test_a_companion_that_needs_no_time_or_all_of_it_shares_nothing(tmp_path: Path, wrong: float) -> None:
     def wrong_whole(offer: ModelOffer, before: int) -> Sequence[Message]:
         return (msgspec.structs.replace(ready(offer), whole_ms=wrong),)
