@@ -40,15 +40,23 @@ class Program:
 @pytest.mark.parametrize("ratio", [1.1, 2.0, 5.0])
 def test_it_takes_as_many_times_as_long_as_it_is_told(ratio: float, late_s: float) -> None:
     program = Program(random.Random(1), late_s)
-    brake = Brake(program.signalled, now_s=lambda: program.now_s, sleep=program.sleep)
+    brake = Brake(program.signalled, wakes_s=0.0, now_s=lambda: program.now_s, sleep=program.sleep)
     for _ in range(2000):
         brake.stretch(ratio)
     assert (program.ran_s + program.stood_s) / program.ran_s == pytest.approx(ratio, rel=0.01)
 
 
+def test_what_passes_before_it_runs_again_is_no_run() -> None:
+    program = Program(random.Random(1), 0.0)
+    brake = Brake(program.signalled, wakes_s=0.25 * RUNS_S, now_s=lambda: program.now_s, sleep=program.sleep)
+    for _ in range(100):
+        brake.stretch(3.0)
+    assert program.stood_s / program.ran_s == pytest.approx(2.0 / 1.25)
+
+
 def test_what_a_brake_missed_for_long_is_not_made_up_for() -> None:
     program = Program(random.Random(1), 0.0)
-    brake = Brake(program.signalled, now_s=lambda: program.now_s, sleep=program.sleep)
+    brake = Brake(program.signalled, wakes_s=0.0, now_s=lambda: program.now_s, sleep=program.sleep)
     brake.stretch(2.0)
     program.late_s = 3.0
     brake.stretch(2.0)
@@ -59,7 +67,7 @@ def test_what_a_brake_missed_for_long_is_not_made_up_for() -> None:
 
 def test_one_that_is_let_go_owes_nothing() -> None:
     program = Program(random.Random(1), 0.001)
-    brake = Brake(program.signalled, now_s=lambda: program.now_s, sleep=program.sleep)
+    brake = Brake(program.signalled, wakes_s=0.0, now_s=lambda: program.now_s, sleep=program.sleep)
     for _ in range(5):
         brake.stretch(5.0)
     brake.release()
