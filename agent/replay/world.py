@@ -275,5 +275,5 @@ class Policy(ABC):
 
     def loaded(self, cloud_ratio: float) -> None:
         """With that ping the companion said how much slower than alone it computes now. Papers take that as known; the
-        daemon's pings carry none of it, and our policy does not listen."""
+        daemon's pings carry none of it, and our policy does not listen: it is told of changes (`paced`)."""
         return

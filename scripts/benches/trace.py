@@ -59,8 +59,8 @@ NEAR: Final = 1.10
 STEP: Final = 1.5
 """A value of the trace that changes by so much at once is a step."""
 WARM_S: Final = 3.0
-STAGE_RUNS: Final = 2
-"""Of each plan, each time that the stages are measured: three requests with the one that warms up, 4 s for the pool."""
+STAGE_RUNS, STAGE_RUNS_QUICK = 2, 1
+"""Of each plan, each time that the stages are measured, and one before that warms up: 4 s for the pool, or 3."""
 
 SCALE, SCALE_QUICK = 0.5, 0.25
 """The traces' seconds last so long: their steps are as steep, the time between them shorter."""
@@ -123,7 +123,7 @@ def prepare() -> None:
 def run(*, quick: bool, plot: Path | None = None) -> tuple[list[Figure], list[dict[str, Any]]]:
     offers = offers_of(FOLDER, [SUBJECT])
     offer, scale = offers[SUBJECT], SCALE_QUICK if quick else SCALE
-    replay = Replay(offer, Sums(FOLDER, offers))
+    replay = Replay(offer, Sums(FOLDER, offers), runs=STAGE_RUNS_QUICK if quick else STAGE_RUNS)
     courses = {name: _scaled(traces.TRACES[name](), scale) for name in (QUICK if quick else traces.TRACES)}
     asked: dict[tuple[str, str], Sequence[Asked]] = {}
     with lab_pair(FOLDER, FOLDER / "models", name=LAB) as pair:
@@ -162,8 +162,9 @@ def figures(ran: Sequence[Ran]) -> list[Figure]:
 class Replay:
     """The measured stages of the subject's plans, through any moment of a trace."""
 
-    def __init__(self, offer: Offer, sums: Sums) -> None:
-        self._offer = offer
+    def __init__(self, offer: Offer, sums: Sums, *, runs: int = STAGE_RUNS) -> None:
+        """`runs`: of each plan, each time that it is measured."""
+        self._offer, self._runs = offer, runs
         cells = [Cell(subject=SUBJECT, link=link, slowdown=SLOWDOWN) for link in LINKS]
         ranked = [list(sums.of(cell)) for cell in cells]
         self._kept = sums.stages(cells[0])
@@ -177,7 +178,7 @@ class Replay:
     def measure(self, pair: LabPair, chosen: Sequence[Plan] = ()) -> None:
         """What each plan of the pool, and each of those that were chosen, takes now."""
         for plan, stages in measured_now(
-            pair, self._offer, dict.fromkeys((*self._pool, *self._measured, *chosen)), runs=STAGE_RUNS
+            pair, self._offer, dict.fromkeys((*self._pool, *self._measured, *chosen)), runs=self._runs
         ).items():
             self._measured.setdefault(plan, []).append(stages)
         self._take(self._kept | {plan: median_stages(stages) for plan, stages in self._measured.items()})
