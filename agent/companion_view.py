@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from agent.known_model import KnownModel
 from split.plan.estimate import CloudQueue
@@ -18,9 +19,14 @@ from split.plan.observation import LinkEstimate, Metered, RemoteView
 from split.plan.plan import Decision, Placement
 from split.plan.power import Power, PowerModel
 from split.plan.predict import REQUEST_METADATA_BYTES
-from split.plan.probing import Probing
+from split.plan.probing import PROBE_BYTES, Probing
 from split.plan.slow_start import SendWindow
 from split.plan.underway import Underway
+
+ANOTHER_RATIO: Final = 1.5
+ANOTHER_MS: Final = 1.5
+"""A round trip, or what the heaviest probe takes, that one ping moved by so much: the link is another one, or was not
+known. What both times is shorter than that is jitter."""
 
 
 class CompanionView:
@@ -170,7 +176,10 @@ class CompanionView:
         if now_s - rtt_ms / 1000.0 < self._back_at_s:
             return
         self._before_late = None
+        before = self.link(now_s)
         self._observe_link(padding_bytes, 0, rtt_ms, now_s)
+        if _is_another(before, self.link(now_s)):
+            self._probing.changed()
 
     def observe_transfer(
         self, up_bytes: int, down_bytes: int, network_ms: float, now_s: float, *, up_bytes_max: int
@@ -182,7 +191,7 @@ class CompanionView:
             may_be_bytes = min(max(over_ms / found.up_ms_per_byte, 0.0), up_bytes_max - up_bytes)
             up_bytes += round(may_be_bytes)
         self._observe_link(up_bytes, down_bytes, network_ms, now_s)
-        self._probing.moved(up_bytes + down_bytes)
+        self._probing.moved(up_bytes + down_bytes, now_s)
         self._heard_at_s, self._excused, self._before_late = now_s, False, None
 
     def observe_window(self, window: SendWindow | None) -> None:
@@ -251,6 +260,12 @@ class CompanionView:
     def link_mapping(self, now_s: float) -> Mapping[str, float]:
         """For `isthmus status`: the estimate; empty where nothing was ever observed on the link in use."""
         return dict(self.link(now_s).as_mapping()) if self._link.observations else {}
+
+
+def _is_another(before: LinkEstimate, after: LinkEstimate) -> bool:
+    """Whether what was believed of a link has become so different that all of it is worth a look."""
+    parts_ms = (before.rtt_ms, after.rtt_ms), (PROBE_BYTES * before.up_ms_per_byte, PROBE_BYTES * after.up_ms_per_byte)
+    return before.age_s < math.inf and any(max(both) > max(ANOTHER_RATIO * min(both), ANOTHER_MS) for both in parts_ms)
 
 
 def at_rates(power: PowerModel, link: LinkEstimate | None, threads: int) -> Power:

@@ -339,6 +339,10 @@ class Planner:
         """Bytes of padding of a ping that would be worth its cost now; 0: none. What is returned counts as sent."""
         return self._companion.probe_wanted(self._power_model(), now_s) if self._models else 0
 
+    def rtt_ms(self, now_s: float) -> float:
+        """Round trip to the companion as estimated now."""
+        return self._companion.link(now_s).rtt_ms
+
     def power(self, now_s: float, name: str | None = None) -> Power:
         """What the device draws above idle while this model runs (None or unknown: on all threads), at the link's
         rates as estimated now."""

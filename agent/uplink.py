@@ -40,8 +40,10 @@ from split.errors import (
     IsthmusError,
     RemoteProtocolError,
 )
+from split.plan.probing import PING_BYTES
 from split.plan.slow_start import SendWindow
 from split.transport.channel import Buffer, Channel, Incoming, LinkFacts, Observation
+from split.transport.pacing import PROBING_SEGMENTS
 from split.transport.retry import Backoff
 from split.wire.messages import (
     NO_CALIBRATION,
@@ -76,8 +78,6 @@ SILENCE_MAX_S: Final = 20.0
 """What it doubles to while one connection after the other is replaced: then the link is slow, not dead."""
 SETTLED_S: Final = 60.0
 """A connection that lived so long shows that SILENCE_S is enough."""
-PROBING_SEGMENTS: Final = 4
-"""bbr sends with no more for 0.2 s of every 10 s, to see the round trip without its own queue; then as before."""
 PINGS_OUT: Final = 4
 """Unanswered pings at once; more would tell nothing more."""
 
@@ -434,6 +434,8 @@ class Uplink:
         if self._channel is None:
             return
         nonce = next(self._nonces)
+        if padding > PING_BYTES:
+            self._channel.look_afresh(self._planner.rtt_ms(self._now()))
         try:
             self._channel.send(Ping(nonce=nonce, padding=bytes(padding)), priority=Priority.CONTROL)
         except IsthmusError:  # gone, or full: the next tick asks again

@@ -28,6 +28,10 @@ PROCESSORS: Final = sorted(os.sched_getaffinity(0))
 DRAINED_S: Final = 10.0
 """Longer than the fullest queue of the slowest link needs: 64 KiB at 1 Mbit/s, and some round trips."""
 
+SHORTEST_RTT_MS: Final = 5.0
+"""Of the link before anybody sets it, and of all links that the benches set: the kernel remembers a shorter one for
+five minutes, and bbr would take every link that follows for that short, which no device meets by being measured."""
+
 _LISTENING: Final = "0A"
 """A socket's state in /proc/net/tcp (proc(5))."""
 
@@ -123,7 +127,7 @@ def lab_pair(folder: Path, models: Path, *, name: str, congestion_control: str =
     if modprobe := shutil.which("modprobe"):
         subprocess.run([modprobe, f"tcp_{congestion_control}"], check=False, capture_output=True)
     try:
-        lab.up({"delay": "1", "rate": "200"}, cc=congestion_control)
+        lab.up({"delay": str(SHORTEST_RTT_MS / 2), "rate": "200"}, cc=congestion_control)
     except RuntimeError as error:
         raise Unavailable(f"the lab cannot be set up: {error}") from error
     try:

@@ -41,6 +41,12 @@ class Link:
     first reply is learned from with the wide prior all the same; but told so, a megabyte's reply would seem too risky
     on any link, and what is not used is never learned."""
 
+    DOWN_SHOWS_MS: Final = 3.0
+    DOWN_SHOWS_RATIO: Final = 0.1
+    """A reply of such weight, at the rate up, and as a share of what went up. What is less cannot be told from jitter:
+    on a link with stalls 4 KB would pass for what comes down ten times more slowly than its request went up, and once
+    that link is another one, for as slow there."""
+
     JITTER_MS: Final = 0.5
     JITTER_RATIO: Final = 0.04
     """Scatter of one transfer, relative to its time: 20 × 400 KB through the lab link scatter by 1–4 %."""
@@ -77,6 +83,7 @@ class Link:
         "_doubted",
         "_doubted_sigmas",
         "_down_seen",
+        "_down_shown",
         "_last_sigmas",
         "_one_way",
         "_scatter",
@@ -98,6 +105,8 @@ class Link:
         self._scatter = self._walk = 1.0
         self._last_sigmas = 0.0
         self._down_seen = False
+        self._down_shown = False
+        """A reply had weight."""
         self._slow_start_ratio = 1.0
         self._waits_of: tuple[tuple[float, float], float, float, float] | None = None
         self._waits_known: SlowStart | None = None
@@ -191,6 +200,8 @@ class Link:
         if window[0] < up_bytes:
             self._learn_slow_start(belief, up_bytes, down_bytes, measured.ms, window)
         self._down_seen = self._down_seen or down_bytes > HARDLY_SHOWS_BYTES
+        weighs = down_bytes * belief.up > self.DOWN_SHOWS_MS and down_bytes > self.DOWN_SHOWS_RATIO * up_bytes
+        self._down_shown = self._down_shown or weighs
         self._belief = belief
         self._seen_at_s = now_s
         self.observations += 1
@@ -285,26 +296,27 @@ class Link:
         """What is believed once all that was doubted is; as before while one surprise stands alone, or a few have
         nothing in common. Many that have not: so noisy the link is."""
         doubts = self._doubted
+        before = belief if self._down_shown else belief._replace(down=belief.up)
         if self._settling:
             # Two changes so soon are less likely than that the first was explained wrongly.
-            found = explain(belief, self._with_sigmas([*self._settling, *doubts]))
+            found = explain(before, self._with_sigmas([*self._settling, *doubts]))
             if found.holds:
                 return self._changed(found.belief, [*self._settling, *doubts])
         if len(doubts) < 2:
             return belief
         evidence = [*doubts, self._beside] if self._beside is not None else doubts
-        found = explain(belief, self._with_sigmas(evidence))
+        found = explain(before, self._with_sigmas(evidence))
         if not found.holds and self._one_way:
             if found.worst > AGREE_SIGMAS:
                 # A change that began with a stall, which is likelier than two stalls: the last is the better guess.
                 evidence = doubts[-1:]
-                found = explain(belief, self._with_sigmas(evidence))
+                found = explain(before, self._with_sigmas(evidence))
         elif not found.holds:
             if len(doubts) < self.DOUBTED_MAX:
                 return belief
             scatter = self._scatter * (found.worst / AGREE_SIGMAS) ** 2
             self._scatter = min(max(scatter, self._scatter), self.SCATTER_MAX)
-            found = explain(belief, self._with_sigmas(evidence))
+            found = explain(before, self._with_sigmas(evidence))
         return self._changed(found.belief, evidence)
 
     def _changed(self, belief: Belief, evidence: list[Measured]) -> Belief:

@@ -144,6 +144,10 @@ class Channel(Protocol):
     def observe(self) -> Observation:
         """What the kernel knows of the link. A system call per connection: for a tick, not for every frame."""
 
+    def look_afresh(self, rtt_ms: float) -> None:
+        """What is sent next shall show what the link takes, not what the kernel remembers of it (`pacing.py`): before a
+        ping that asks for the rate. `rtt_ms`: as known now. Nothing happens where that would change nothing."""
+
     def send(self, message: Message, payload: Sequence[Buffer] = (), *, priority: Priority = Priority.NORMAL) -> None:
         """Queue a message; never blocks. The payload buffers must not change until they are out.
 

@@ -109,6 +109,10 @@ class Endpoint(ABC):
     def queued_bytes(self) -> int:
         return sum(connection.queued_bytes for connection in self._connections)
 
+    def look_afresh(self, rtt_ms: float) -> None:
+        """See `Channel.look_afresh`."""
+        return  # no kernel carries the bytes, or it keeps no pace
+
     @property
     def invalid_messages(self) -> int:
         return sum(connection.invalid_messages for connection in self._connections)

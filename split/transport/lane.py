@@ -16,6 +16,7 @@ from split.errors import CompanionRefused, ConnectionLost, IdentityError, Isthmu
 from split.identity.contexts import Role, explain
 from split.identity.credentials import Credentials
 from split.transport.channel import LinkFacts, PeerIdentity
+from split.transport.pacing import begin_afresh, is_worth_it
 from split.transport.tcp_info import IPV4_HEADERS, IPV6_HEADERS, TcpInfo, read_tcp_info
 from split.wire.connection import Received, WireConnection
 from split.wire.limits import CLOSE_FLUSH_S, KIB, MAX_FRAME_BYTES, Limits
@@ -330,6 +331,18 @@ class Lane(asyncio.BufferedProtocol):
             retransmits=info.retransmits,
             frame_bytes=self.connection.frame_bytes,
         )
+
+    def look_afresh(self, rtt_ms: float) -> None:
+        """As `Channel.look_afresh`."""
+        if not self._congestion_control.startswith("bbr") or (info := self._info()) is None:
+            return
+        if not is_worth_it(info, rtt_ms):
+            return
+        try:
+            begin_afresh(self._socket, self._congestion_control)
+        except OSError:
+            self._congestion_control = tune(self._socket)
+            self._restarts = restarts_after_idle(self._congestion_control)
 
     # ---- the end
 

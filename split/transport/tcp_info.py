@@ -6,6 +6,7 @@ less, and what it does not return reads as 0 here. No TLS, no frames, no asyncio
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ _LAYOUT: Final = struct.Struct("=6BBB24I4Q6I4Q2I2Q")
 """Up to `tcpi_bytes_retrans` (Linux 4.19)."""
 assert _LAYOUT.size == 216
 
+_NO_PACE: Final = 0xFFFFFFFFFFFFFFFF
+"""`~0UL` of `sk_pacing_rate`."""
 _NO_THRESHOLD: Final = 0x7FFFFFFF
 """`TCP_INFINITE_SSTHRESH`."""
 
@@ -40,6 +43,8 @@ class TcpInfo:
     send than the link takes (draft-cheng-iccrg-delivery-rate-estimation); 0 before the first."""
     app_limited: bool
     """The rate is what was sent, not what the link takes."""
+    pacing_rate_bytes_per_s: float
+    """The kernel sends no faster; inf: it does not hold back, 0: it does not tell."""
     cwnd_bytes: int
     threshold_bytes: int | None
     """Slow start ends here (RFC 5681); None: nothing has ended it yet."""
@@ -82,6 +87,7 @@ def parse_tcp_info(raw: bytes) -> TcpInfo:
     flags, words = fields[7], fields[8:32]
     rto_us, snd_mss, unacked, silent_ms = words[0], words[2], words[4], words[9]
     rtt_us, rtt_var_us, snd_ssthresh, snd_cwnd = words[15:19]
+    pacing_rate = fields[32]
     acked, received = fields[34:36]
     segments_out, segments_in, unsent, min_rtt_us = fields[36:40]
     delivery_rate = fields[42]
@@ -94,6 +100,7 @@ def parse_tcp_info(raw: bytes) -> TcpInfo:
         silent_ms=silent_ms,
         delivery_rate_bytes_per_s=float(delivery_rate),
         app_limited=bool(flags & 1),
+        pacing_rate_bytes_per_s=math.inf if pacing_rate == _NO_PACE else float(pacing_rate),
         cwnd_bytes=snd_cwnd * snd_mss,
         threshold_bytes=None if snd_ssthresh >= _NO_THRESHOLD else snd_ssthresh * snd_mss,
         segment_bytes=snd_mss,

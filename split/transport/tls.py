@@ -105,6 +105,9 @@ class TlsChannel(Endpoint):
             connections=tuple(facts for lane in self._lanes if (facts := lane.facts()) is not None),
         )
 
+    def look_afresh(self, rtt_ms: float) -> None:
+        self._lanes[-1].look_afresh(rtt_ms)
+
     # ---- LaneOwner
 
     def lane_received(self, messages: list[Received]) -> None:

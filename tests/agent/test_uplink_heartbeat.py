@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from agent.uplink import Uplink
 from split.transport.memory import MemoryChannel, memory_pair
 from split.transport.retry import Backoff
 from split.transport.virtual_time import run_in_virtual_time
-from split.wire.messages import Hello
+from split.wire.messages import Hello, Message, Ping
 
 HELLO = Hello(major=1, minor=0, agent="test", runtime="test", max_message_bytes=1 << 20, codecs=("raw",))
 
@@ -57,3 +58,50 @@ def test_a_heartbeat_that_dies_ends_the_connection_and_the_next_one_beats(caplog
 
     run_in_virtual_time(main())
     assert "ZeroDivisionError" in caplog.text
+
+
+class LooksAtTheRate(Planner):
+    """Asks for pings with and without weight, in turns."""
+
+    asked = 0
+
+    def probe_wanted(self, now_s: float) -> int:
+        self.asked += 1
+        return (64, 8_000)[self.asked % 2] if self.asked <= 4 else 0
+
+    def rtt_ms(self, now_s: float) -> float:
+        return 12.5
+
+
+def test_before_a_ping_with_weight_and_no_other_the_link_is_looked_at_afresh() -> None:
+    told: list[tuple[str, float]] = []
+
+    class Told(MemoryChannel):
+        def look_afresh(self, rtt_ms: float) -> None:
+            told.append(("afresh", rtt_ms))
+
+        def send(self, message: Message, *more: Any, **priority: Any) -> None:
+            if isinstance(message, Ping) and message.padding:
+                told.append(("ping", float(len(message.padding))))
+            super().send(message, *more, **priority)
+
+    async def main() -> None:
+        async def dial(_: str, timeout_s: float, first: object) -> MemoryChannel:
+            device, _companion = memory_pair(HELLO, HELLO)
+            device.__class__ = Told
+            return device
+
+        uplink = Uplink(
+            companions=["companion:1"],
+            dial=dial,
+            planner=LooksAtTheRate(),
+            golden=None,  # type: ignore[arg-type]  # no model is shared here
+            backoff=Backoff(draw=lambda: 0.5),
+        )
+        uplink.start()
+        await asyncio.sleep(1)  # virtual
+        await uplink.close()
+
+    run_in_virtual_time(main())
+    heavy, light = [("afresh", 12.5), ("ping", 8_000.0)], ("ping", 64.0)
+    assert told[:6] == [*heavy, light, *heavy, light]

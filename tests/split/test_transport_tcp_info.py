@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
 from pathlib import Path
@@ -48,6 +49,7 @@ def test_the_field_offsets_are_those_of_the_kernel_header() -> None:
         (76, "I", 20),  # snd_ssthresh
         (80, "I", 10),  # snd_cwnd
         (100, "I", 7),  # total_retrans
+        (104, "Q", 2_500_000),  # pacing_rate
         (120, "Q", 5_000_000_000),  # bytes_acked
         (128, "Q", 123),  # bytes_received
         (136, "I", 11),  # segs_out
@@ -67,6 +69,7 @@ def test_the_field_offsets_are_those_of_the_kernel_header() -> None:
     assert (info.segments_out, info.segments_in, info.retransmits) == (11, 12, 7)
     assert info.timeouts == 3
     assert info.delivery_rate_bytes_per_s == 6_250_000
+    assert info.pacing_rate_bytes_per_s == 2_500_000
 
 
 @pytest.mark.parametrize(
@@ -102,6 +105,12 @@ def test_a_window_restarts_after_silence_unless_the_kernel_says_no_or_bbr_paces(
         (tmp_path / "proc/sys/net/ipv4").mkdir(parents=True)
         (tmp_path / "proc/sys/net/ipv4/tcp_slow_start_after_idle").write_text(said)
     assert restarts_after_idle(congestion_control, tmp_path) is restarts
+
+
+def test_who_is_not_held_back_has_no_pace() -> None:
+    raw = bytearray(216)
+    struct.pack_into("Q", raw, 104, 2**64 - 1)  # ~0UL
+    assert parse_tcp_info(bytes(raw)).pacing_rate_bytes_per_s == math.inf
 
 
 def test_an_old_kernel_that_tells_less_is_read_as_zeros() -> None:
