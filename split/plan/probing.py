@@ -77,7 +77,7 @@ class Probing:
         self._looks = 0
         """Still to be taken since the link was found to be another one."""
         self._moved_at_s = -math.inf
-        """When a request crossed last."""
+        """When a request crossed this connection last."""
         self._is_scarce = False
         self._probed_at_s = -math.inf
         self._weighed_at_s = -math.inf
@@ -99,8 +99,8 @@ class Probing:
 
     def connected(self) -> None:
         """A new connection: its rate is worth a look."""
-        self._weighed_at_s = -math.inf
-        self._again_after_s = PROBE_AGAIN_S
+        self._weighed_at_s = self._moved_at_s = -math.inf
+        self._looks, self._again_after_s = 0, PROBE_AGAIN_S
 
     def decided(self, now_s: float) -> None:
         """There is traffic."""
@@ -116,12 +116,12 @@ class Probing:
     def changed(self) -> None:
         """Pings have shown that the link is another one: its rate is worth a look. Not while the first looks at this
         connection are still to come: they tell what it is, not that it has become another one."""
-        if self._again_after_s == PROBE_BUSY_S:
+        if self._again_after_s == PROBE_BUSY_S or self._moved_at_s > -math.inf:
             self._looks = LOOKS
 
     def moved(self, crossing_bytes: float, now_s: float) -> None:
         """A request and its reply crossed, of so many bytes: nothing needs to be looked at."""
-        self._looks, self._moved_at_s, self._again_after_s = 0, now_s, PROBE_BUSY_S
+        self._looks, self._moved_at_s = 0, now_s
         if self._bytes_per_hour > 0.0 and not self._is_scarce:
             for room in (self._ping_room, self._probe_room):
                 room.earned = min(room.earned + TRAFFIC_SHARE * crossing_bytes, TRAFFIC_SAVED_BYTES)
