@@ -80,7 +80,7 @@ class Fingerprint(Machine, frozen=True, kw_only=True):
     providers: tuple[str, ...]
     """Execution providers that really start and take nodes."""
     gemm_gflops: float
-    """float32 matrix product by numpy, all allowed cores, best of several."""
+    """float32 matrix product by numpy, best of several: all allowed cores in `isthmus fingerprint`, one elsewhere."""
     memory_gb_per_s: float
     """Large copy, bytes read plus bytes written."""
     sensors: Sensors

@@ -22,6 +22,7 @@ EX_CONFIG = 78  # sysexits.h
 def main() -> None:
     """Entry point of the program `isthmus-cloud`."""
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # before onnxruntime is imported, here and in child processes
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is; why: `agent/cli.py`
     sys.exit(run(sys.argv[1:]))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
@@ -260,3 +262,20 @@ def test_a_name_with_bytes_that_are_no_text_is_a_sentence(isthmus: Callable[...,
     status, said = isthmus("cuts", os.fsdecode(b"/m\xff.onnx"))
     assert status == 1
     assert "is no file" in one_sentence(said)
+
+
+@pytest.mark.parametrize(("module", "command"), [("agent.cli", "status"), ("cloud.cli", "token")])
+def test_numpy_computes_on_one_thread_in_the_programs_and_is_not_imported_before_that_is_said(
+    module: str, command: str
+) -> None:
+    """OpenBLAS reads the variable when it is loaded."""
+    code = (
+        f"import os, sys, {module} as cli\n"
+        "assert 'numpy' not in sys.modules\n"
+        "cli.run = lambda arguments: print(os.environ['OPENBLAS_NUM_THREADS'])\n"
+        f"sys.argv = ['isthmus', {command!r}]\n"
+        "cli.main()\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "OPENBLAS_NUM_THREADS"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
