@@ -69,9 +69,11 @@ LEARNT_MAX: Final = 128
 LEARNT_BYTES_MAX: Final = 192 << 20
 HELD_OUT_MAX: Final = 24
 HELD_OUT_MIN: Final = 6
+CUTS_MIN: Final = 3
 CURVE_FLOPS: Final = 1.5e12
 CURVE_POINTS: Final = 14
-"""Requests that curves are measured on: as many as let all runs stay within so many operations, at so many points."""
+"""Requests that curves are measured on: as many as let all runs stay within so many operations, at so many points. Of a
+model too slow for six, fewer cuts are calibrated, but three."""
 USUAL: Final = Fidelity(measure="relative", bound=0.05)
 """What curves are laid around where the contract allows nothing lossy."""
 
@@ -149,10 +151,23 @@ def _probe_flops(model: Model, worth: Worth) -> float:
     return channels * (1 - worth.share) * whole
 
 
+def _affordable(model: Model, worth: Sequence[Worth], input_bytes: float) -> list[Worth]:
+    """The best cuts; of a slow model fewer, so that the curves of all are measured on enough requests."""
+    chosen = choose(worth, input_bytes)
+    while len(chosen) > CUTS_MIN and _curve_flops(model, chosen) * HELD_OUT_MIN > CURVE_FLOPS:
+        chosen = choose(worth, input_bytes, limit=len(chosen) - 1)
+    return chosen
+
+
+def _curve_flops(model: Model, chosen: Sequence[Worth]) -> float:
+    """Operations that the curves take for each request held out."""
+    runs = CURVE_POINTS * (2 + sum(1 - worth.share for worth in chosen))  # two: the pictures' codecs
+    return runs * sum(node_flops(model)) or 1.0
+
+
 def _held_out(model: Model, chosen: Sequence[Worth]) -> int:
     """How many requests curves are measured on."""
-    runs = CURVE_POINTS * (2 + sum(1 - worth.share for worth in chosen))  # two: the pictures' codecs
-    return max(HELD_OUT_MIN, min(HELD_OUT_MAX, int(CURVE_FLOPS / (runs * sum(node_flops(model)) or 1.0))))
+    return max(HELD_OUT_MIN, min(HELD_OUT_MAX, int(CURVE_FLOPS / _curve_flops(model, chosen))))
 
 
 class _Spending:
@@ -209,7 +224,7 @@ class _Bench:
             lambda names: self._seen(names, requests),
             bytes_max=RANKED_BYTES_MAX,
         )
-        chosen = choose(worth, self._input_bytes(requests[0]()))
+        chosen = _affordable(self.model, worth, self._input_bytes(requests[0]()))
         if not chosen:
             raise InvalidModel(f"{self.model.path}: no cut of it leaves the device anything to do")
         return chosen

@@ -265,3 +265,14 @@ def test_inputs_of_the_wrong_shape_are_refused(place: Place, tmp_path: Path) -> 
     np.savez(tmp_path / "wrong.npz", x=smooth(4)[:, :, :8])
     with pytest.raises(InvalidRequest, match=r"wrong\.npz: tensor 'x' must have shape \[-1, 3, 16, 16\]"):
         calibrated(Place(place.model, tmp_path / "wrong.npz", tmp_path / "out"))
+
+
+def test_of_a_model_too_slow_for_the_budget_fewer_cuts_are_calibrated_on_fewer_inputs(
+    place: Place, made: Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(made.tables) == 3
+    monkeypatch.setattr("split.workbench.calibrate.CURVE_FLOPS", 1.0)
+    monkeypatch.setattr("split.workbench.calibrate.CUTS_MIN", 2)
+    found = calibrated(place, tmp_path / "slow.isthmus")
+    assert len(found.tables) == 2
+    assert {curve.inputs for curve in found.curves.values()} == {6}
