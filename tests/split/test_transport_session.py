@@ -18,7 +18,7 @@ from split.identity.certificates import Identity, issue, make_authority, serial_
 from split.identity.credentials import Credentials, credentials_of
 from split.transport import tls as device_side
 from split.transport.channel import Channel
-from split.transport.lane import Lane
+from split.transport.lane import Lane, tune
 from split.transport.listener import Listener, listen
 from split.transport.tls import TlsChannel, _Way, dial
 from split.wire.limits import DEFAULT_LIMITS, MIB
@@ -479,4 +479,34 @@ async def test_frames_and_what_may_wait_follow_the_rate_once_the_link_has_held_u
             assert lowat == max(16_384, frame_bytes // 2)
         assert frame_bytes % 16_384 == 0
         assert 16_384 <= frame_bytes <= 131_072
+        await device.close("done")
+
+
+async def test_what_shows_the_rate_is_taken_up_afresh_on_the_second_connection_and_goes_on_where_the_kernel_refuses(
+    ours: dict[str, Identity], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[object] = []
+
+    def begin(sock: object, congestion_control: str) -> None:
+        begun.append(sock)
+        if len(begun) > 1:
+            raise PermissionError("no bbr for users any more")
+
+    monkeypatch.setattr("split.transport.lane.is_worth_it", lambda info, rtt_ms: rtt_ms == 7.0)
+    monkeypatch.setattr("split.transport.lane.begin_afresh", begin)
+    async with house(ours) as place:
+        device, _ = await connect(place, ours)
+        urgent, bulk = device._lanes
+        for lane in (urgent, bulk):
+            lane._congestion_control = "bbr"
+        device.look_afresh(8.0)
+        assert begun == []  # not worth it
+        device.look_afresh(7.0)
+        assert begun == [bulk._socket]
+        device.look_afresh(7.0)
+        assert len(begun) == 2
+        assert bulk._congestion_control == tune(bulk._socket)  # whatever the kernel uses now
+        bulk._congestion_control = "cubic"
+        device.look_afresh(7.0)
+        assert len(begun) == 2  # keeps no rate in mind
         await device.close("done")
