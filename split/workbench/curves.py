@@ -81,7 +81,7 @@ def trace(
     while place < span and off(place) > FINER * bound and at(place).mean_bytes < bytes_max:
         place = min(place + STRIDE, span)
     for gap in (2, 1):
-        for low, high in _pairs(sorted(found)):
+        for low, high in pairwise(sorted(found)):
             coarse, fine = off(low), off(high)
             near = fine < 2 * bound and coarse > bound / 4 if gap == 2 else fine <= bound < coarse
             if near and high - low > gap:
@@ -103,7 +103,3 @@ def curve(points: Iterable[Point], inputs: int) -> Curve:
 def _as_good(one: Point, other: Point) -> bool:
     """Whether `one` is at least as good as `other` by each measure."""
     return all(one.fidelity.get(measure, math.inf) <= value for measure, value in other.fidelity.items())
-
-
-def _pairs(places: Sequence[int]) -> list[tuple[int, int]]:
-    return list(pairwise(places))
