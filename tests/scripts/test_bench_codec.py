@@ -11,7 +11,7 @@ from PIL import Image
 
 from scripts.benches.codec import REFERENCES, TARGETS
 from scripts.benches.codec_curves import Curve, Measurements, bytes_at, cheapest, ratio_at
-from scripts.benches.codec_grid import with_int8
+from scripts.benches.codec_grid import Measured, with_int8
 from scripts.benches.codec_model import Contest, Network, Stages, modelled_ms, summary
 from scripts.benches.codec_plot import draw
 from scripts.benches.codec_rivals import Detail, measure, picture_rivals
@@ -192,6 +192,22 @@ def test_the_model_in_int8_is_a_rival_where_it_keeps_to_the_bound() -> None:
     assert with_int8(ms, None).other == "offload jpeg"
     assert with_int8(ms, 0.7).other == "local int8"
     assert with_int8(ms, 0.7).gain == pytest.approx(42 / 40)
+
+
+def test_the_daemons_choice_is_judged_by_all_requests_of_that_plan() -> None:
+    def cell(ms: dict[str, float]) -> Measured:
+        return Measured(
+            link="LTE",
+            slowdown=5.0,
+            ms=ms,
+            network_ms={},
+            auto_ms=90.0,  # of which one stalled: the plan itself takes 44
+            auto_plan="split a klt",
+            error=0.05,
+        )
+
+    assert cell({"local": 60.0, "offload jpeg": 40.0, "split a klt": 44.0}).over_best == pytest.approx(0.1)
+    assert cell({"local": 60.0, "offload jpeg": 40.0}).over_best == pytest.approx(1.25)
 
 
 def test_curves_are_drawn(tmp_path: Path) -> None:
