@@ -194,7 +194,7 @@ class BringingUp:
             store=self._store,
             choice=choice,
         )
-        await self._adopt_forms(model)
+        await self._adopt_forms(model, model.profile)
         self._store.keep(Path(card.path), still=partial(before.require_same, card))
         await self._open(model)
         entry.model, entry.state, entry.reason = model, ModelState.READY, ""
@@ -223,8 +223,9 @@ class BringingUp:
             profile = await asyncio.to_thread(self._profile, model.folder, model.card, model.contract, model.choice)
             if profile is None:
                 raise InvalidModel(f"the profile of {entry.name!r} could not be read back from {model.folder}")
+            await self._adopt_forms(model, profile)  # made while it was measured
+            # Only now: a measured model may be given another calibration while something is awaited.
             model.profile = calibrated(model.card, profile, model.sidecar.calibration)
-            await self._adopt_forms(model)  # made while it was measured
         self._on_ready(model)
 
     async def _to_optimised(self, entry: Entry) -> None:
@@ -235,7 +236,7 @@ class BringingUp:
         if model.choice.accelerated:
             return  # what is optimised is optimised for the processor
         cuts = [cut.cut for cut in model.profile.cuts]
-        if lacking(await self._adopt_forms(model), cuts):
+        if lacking(await self._adopt_forms(model, model.profile), cuts):
             try:
                 async with self._bench:
                     await self._child(entry, "optimise", "--folder", str(model.folder), "--cuts", ",".join(cuts))
@@ -243,14 +244,14 @@ class BringingUp:
                 entry.reason = f"its segments are opened as they were cut, not optimised: {error}"
                 log.warning("model=%s could not be optimised: %s", entry.name, error)
                 return
-            await self._adopt_forms(model)
+            await self._adopt_forms(model, model.profile)
 
-    async def _adopt_forms(self, model: ServedModel) -> Manifest | None:
-        """Have the store open segments with the model's threads, and optimised where sound ones lie there; what lies
-        there."""
+    async def _adopt_forms(self, model: ServedModel, profile: ModelProfile | None) -> Manifest | None:
+        """Have the store open segments with the threads of `profile`, and optimised where sound ones lie there; what
+        lies there."""
         path = Path(model.card.path)
         machine = await asyncio.to_thread(read_machine)
-        profile, threads = model.profile, model.contract.resource.threads
+        threads = model.contract.resource.threads
         tuning = profile.tuning if profile is not None else default_tuning(machine, threads)
         self._store.tune((path, model.folder), tuning)
         if model.choice.accelerated:
