@@ -43,6 +43,12 @@ class InferenceRequest:
     """As Triton has it: 1 is the highest, 0 the default. The link heeds it, and the worker where nobody is late by
     it."""
 
+    @property
+    def items(self) -> int:
+        """In its batch; 1 where the model takes none."""
+        dim, sizes = self.model.batch_dim, self.facts.sizes
+        return 1 if dim is None or not sizes else sizes[dim]
+
     def __enter__(self) -> Self:
         return self
 

@@ -19,7 +19,7 @@ from agent.journal import Journal, Outcome
 from agent.planner import Planner
 from agent.reruns import Reruns
 from agent.served_model import ServedModel
-from split.codec.fidelity import divergence
+from split.codec.fidelity import divergence, farthest
 from split.codec.golden import bound_of
 from split.plan.plan import LOSSLESS_CODECS, Placement
 from split.plan.shadow import Agreement
@@ -85,7 +85,7 @@ def _differs(request: InferenceRequest, outcome: Outcome, expected: Tensors) -> 
         found = outcome.outputs[name]
         if plan.codec in LOSSLESS_CODECS and divergence("relative", found, wanted) <= same:
             continue
-        far = divergence(fidelity.measure, found, wanted)
+        far = farthest(fidelity.measure, {name: found}, {name: wanted}, request.items)
         if not far <= bound:
             return f"output {name!r} of {plan} is off by {far:.3g} ({fidelity.measure}), allowed is {bound:g}"
     return ""

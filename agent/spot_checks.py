@@ -17,7 +17,7 @@ from agent.journal import Journal, Outcome
 from agent.planner import Planner
 from agent.reruns import Reruns
 from agent.served_model import ServedModel
-from split.codec.fidelity import divergence
+from split.codec.fidelity import farthest
 from split.plan.kept import Kept
 from split.plan.plan import LOSSLESS_CODECS
 from split.tensor import Tensors
@@ -73,6 +73,6 @@ class SpotChecks:
 
 
 def _distance(request: InferenceRequest, outcome: Outcome, expected: Tensors) -> float:
-    """Of the outputs that were asked for, the farthest off, by the contract's measure."""
+    """By the contract's measure, per item of a batch, of the outputs that were asked for."""
     measure = request.model.contract.data.fidelity.measure
-    return max(divergence(measure, outcome.outputs[name], wanted) for name, wanted in expected.items())
+    return farthest(measure, {name: outcome.outputs[name] for name in expected}, expected, request.items)

@@ -20,7 +20,7 @@ from PIL import Image, features
 
 from scripts.benches.codec_curves import Measurements
 from scripts.benches.codec_subjects import Finish, Pixels, Sample, Subject, as_input
-from split.codec.fidelity import divergence
+from split.codec.fidelity import farthest
 from split.codec.picture import HEADER_BYTES_MIN, LEVELS, PICTURE_CODECS, Level, decode_picture, encode_picture
 from split.profiles.image_spec import ImageSpec
 from split.tensor import Array, Tensors
@@ -113,7 +113,7 @@ def as_measurements(settings: Sequence[tuple[str, list[int], list[float]]], samp
 
 def worst(measure_name: str, found: Tensors, expected: Tensors) -> float:
     """The measure's largest value over the outputs, as calibration and profile take it."""
-    return max(divergence(measure_name, found[name], wanted) for name, wanted in expected.items())
+    return farthest(measure_name, found, expected)
 
 
 def _pixels(sample: Sample) -> Pixels:

@@ -1,9 +1,10 @@
 """How far a lossy plan's outputs are from the unsplit model's: lower is better, 0 is the same.
 
-Every measure judges one output tensor and reports its worst row (what the last axis spans: one item's scores), so that
-one bad answer in a batch cannot hide behind good ones; `top1` is a share by nature, and `rms` is of the whole tensor.
-Who measures takes the worst over outputs and inputs. Not a correctness check of lossless plans: that is
-`split.tensor.relative_difference`.
+Every measure judges one output tensor and reports its worst row (what the last axis spans), so that one bad score or
+token cannot hide behind good ones; `top1` is a share by nature, and `rms` is of the whole tensor. Of a batch that is
+not enough: its worst row is the farther off the more there are, and a bound would mean another thing for each size. So
+a bound holds for the mean over *items* (`farthest`): for curves, which are measured one by one, as for live batches.
+Not a correctness check of lossless plans: that is `split.tensor.relative_difference`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from split.errors import CodecError
-from split.tensor import Array, relative_difference
+from split.tensor import Array, Tensors, relative_difference
 
 _FLOOR: Final = 1e-12
 """Smallest probability used where the model gives probabilities: keeps the logarithm finite."""
@@ -38,6 +39,21 @@ def divergence(measure: str, found: Array, expected: Array) -> float:
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         value = MEASURES[measure](found, expected)
     return math.inf if math.isnan(value) else value  # where sums overflow, nothing is known
+
+
+def farthest(measure: str, found: Tensors, expected: Tensors, items: int = 1) -> float:
+    """How far an answer to `items` items, which its tensors' first axis counts, is from that of the unsplit model: of
+    each item the output that is farthest off, of those the mean. Tensors that are no batch of so many count whole.
+
+    As `divergence`, of which it is the largest over outputs where there is one item.
+    """
+    if items < 2 or any(array.shape[:1] != (items,) for array in (*found.values(), *expected.values())):
+        return max((divergence(measure, found[name], wanted) for name, wanted in expected.items()), default=0.0)
+    one_by_one = (
+        max(divergence(measure, found[name][at : at + 1], wanted[at : at + 1]) for name, wanted in expected.items())
+        for at in range(items)
+    )
+    return math.fsum(one_by_one) / items
 
 
 def _rows(array: Array) -> Array:

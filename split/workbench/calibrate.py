@@ -32,6 +32,7 @@ from split.graph.cuts import (
     crossing_bytes,
     cut_card,
 )
+from split.graph.growth import batch_dim, open_dims, sizes_of
 from split.graph.load import load_model
 from split.graph.model import Model
 from split.graph.partition import share_weights, whole_with, write_parts, write_whole
@@ -248,12 +249,15 @@ class _Bench:
         """At most `count` requests that curves are measured on, with the unsplit model's outputs."""
         whole = self.engine.open(self.model.path, threads=self.threads)
         try:
-            return [
-                HeldOut(fold=fold, inputs=request, expected=whole.run(request()))
-                for fold, request in spread(self.sources, count)
-            ]
+            return [self._answered(whole, fold, request) for fold, request in spread(self.sources, count)]
         finally:
             whole.close()
+
+    def _answered(self, whole: Segment, fold: int, request: Request) -> HeldOut:
+        feeds, dims = request(), open_dims(self.model.inputs)
+        batch = batch_dim(self.model.inputs, self.model.outputs)
+        items = 1 if batch is None else sizes_of(dims, feeds)[batch]
+        return HeldOut(fold=fold, inputs=request, expected=whole.run(feeds), items=items)
 
     def learnt(self, cut: Cut) -> list[tuple[int, Request]]:
         """The requests that this cut's statistics come from, with their folds."""
@@ -312,7 +316,13 @@ class _Bench:
         def at(codec: str, level: int) -> Point:
             payloads = [b"".join(encode(inputs, codec, level=level, pictures=encoded)) for inputs in requests]
             outputs = [whole.run(decode(payload, max_bytes=DECODED_BYTES_MAX)) for payload in payloads]
-            return point(level, [*map(len, payloads)], outputs, [request.expected for request in held_out])
+            return point(
+                level,
+                [*map(len, payloads)],
+                outputs,
+                [request.expected for request in held_out],
+                [request.items for request in held_out],
+            )
 
         found = {}
         for codec in PICTURE_CODECS:

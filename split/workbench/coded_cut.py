@@ -71,6 +71,8 @@ class HeldOut:
     inputs: Request
     expected: Tensors
     """The unsplit model's outputs."""
+    items: int = 1
+    """In its batch."""
 
 
 class CodedCut:
@@ -153,7 +155,13 @@ class CodedCut:
                 sizes.append(len(payload))
                 back = decode(payload, max_bytes=DECODED_BYTES_MAX, tables=coder)
                 outputs.append(made | self._halves.finish(back))
-            return point(level, sizes, outputs, [request.expected for request in held_out])
+            return point(
+                level,
+                sizes,
+                outputs,
+                [request.expected for request in held_out],
+                [request.items for request in held_out],
+            )
 
         components = sum(one.klt.components for one in coders[0].tensors if one.klt is not None)
         # Noise of variance Δ²/12 in each component costs Δ²/24 of it (`sensitivity.py`), in units of half a squared

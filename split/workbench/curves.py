@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from split.codec.calibration import Curve
-from split.codec.fidelity import MEASURES, divergence
+from split.codec.fidelity import MEASURES, farthest
 from split.profiles.measured import Point
 from split.tensor import Tensors
 
@@ -26,14 +26,17 @@ WORTH: Final = 0.01
 Evaluate = Callable[[int], Point]
 
 
-def point(level: int, sizes: Sequence[int], outputs: Sequence[Tensors], expected: Sequence[Tensors]) -> Point:
+def point(
+    level: int, sizes: Sequence[int], outputs: Sequence[Tensors], expected: Sequence[Tensors], items: Sequence[int] = ()
+) -> Point:
     """What one level did to these requests: `sizes` of their payloads in bytes, the model's `outputs` from them and
-    those `expected` of the unsplit run. Each measure is the worst output's, then the mean over requests."""
+    those `expected` of the unsplit run, `items` in each (none given: one). Each measure is the worst output's, then
+    the mean over items, then over requests."""
     fidelity = {}
     for measure in MEASURES:
         worst = [
-            max(divergence(measure, found[name], wanted[name]) for name in wanted)
-            for found, wanted in zip(outputs, expected, strict=True)
+            farthest(measure, found, wanted, count)
+            for found, wanted, count in zip(outputs, expected, items or [1] * len(outputs), strict=True)
         ]
         mean = math.fsum(worst) / len(worst)
         if math.isfinite(mean):

@@ -8,7 +8,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from split.codec.fidelity import MEASURES, divergence
+from split.codec.fidelity import MEASURES, divergence, farthest
 from split.errors import CodecError
 from split.profiles.contract import Measure
 
@@ -110,3 +110,31 @@ def test_an_unknown_measure_is_refused_by_name() -> None:
 def test_what_cannot_be_summed_is_infinitely_far(measure: str) -> None:
     expected = np.array([[1.7e308, -1.7e308]])
     assert divergence(measure, expected[:, ::-1].copy(), expected) == math.inf
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_a_batch_is_as_far_off_as_its_items_are_on_average_whatever_its_size(measure: str) -> None:
+    """Heavy tails, as KL over real inputs has them: the worst of a batch grows with the batch, the mean does not."""
+    rng = np.random.default_rng(5)
+    expected = rng.normal(size=(64, 10))
+    found = expected + rng.normal(size=(64, 10)) * rng.lognormal(-2, 1.5, size=(64, 1))
+    alone = [divergence(measure, found[at : at + 1], expected[at : at + 1]) for at in range(64)]
+    for items in (1, 2, 8, 32, 64):
+        batches = [
+            farthest(measure, {"y": found[at : at + items]}, {"y": expected[at : at + items]}, items)
+            for at in range(0, 64, items)
+        ]
+        assert np.mean(batches) == pytest.approx(np.mean(alone), rel=1e-9)
+
+
+def test_of_each_item_the_output_that_is_farthest_off_counts() -> None:
+    expected = {"y": np.full((2, 1), 10.0), "z": np.full((2, 1), 10.0)}
+    found = {"y": np.array([[11.0], [10.0]]), "z": np.array([[10.0], [13.0]])}
+    assert farthest("relative", found, expected, 2) == pytest.approx((0.1 + 0.3) / 2)
+    assert farthest("relative", found, expected) == pytest.approx(0.3)
+
+
+def test_what_does_not_count_the_items_is_judged_whole() -> None:
+    expected, found = {"y": np.full((3, 1), 10.0)}, {"y": np.array([[11.0], [10.0], [10.0]])}
+    assert farthest("relative", found, expected, 2) == pytest.approx(0.1)
+    assert farthest("relative", {"y": found["y"][:2]}, expected, 3) == math.inf

@@ -139,5 +139,7 @@ def test_a_point_is_the_mean_over_requests_of_the_worst_output() -> None:
     assert (found.level, found.mean_bytes, found.p95_bytes) == (7, 200.0, 290.0)
     assert found.fidelity["relative"] == pytest.approx(0.75)
     assert found.fidelity["cosine"] == pytest.approx(0.0, abs=1e-12)
+    batch = point(7, [100], [{"y": np.concatenate([ones, ones * 2])}], [{"y": np.concatenate([ones, ones])}], [2])
+    assert batch.fidelity["relative"] == pytest.approx(0.5)  # 0 and 1
     broken = point(7, [100], [{"y": ones * np.nan, "z": ones}], expected[:1])
     assert broken.fidelity == {}
