@@ -1,6 +1,6 @@
 """The calibrated codec against the picture itself, at equal fidelity: bytes on photographs that nothing was calibrated
-from, with 90 % intervals over photographs; the coder's times; for six models of as many kinds who wins; and, for device
-speeds and named links, whether a split that wins in bytes wins in time (`codec_grid.py`).
+from, with 90 % intervals over photographs; the coder's times; and for six models of as many kinds who wins. Whether a
+split that wins in bytes wins in time is bench `links`.
 
 Fidelity is against the unsplit model on the lossless pixels that it looks at. Nothing here is an accuracy.
 """
@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from scripts.benches import codec_grid, codec_int8, codec_plot
-from scripts.benches.codec_curves import Estimate, Measurements, bytes_at, cheapest, ratio_at
+import numpy as np
+
+from scripts.benches import codec_plot
+from scripts.benches.codec_curves import Curve, Estimate, Measurements, bytes_at, cheapest, ratio_at
 from scripts.benches.codec_rivals import Detail, measure, picture_rivals, text_bytes
 from scripts.benches.codec_splits import (
     Parted,
@@ -29,15 +30,14 @@ from scripts.benches.codec_splits import (
     over_ideal,
     parted,
 )
-from scripts.benches.codec_subjects import SUBJECTS, Finish, Sample, Subject, subject
+from scripts.benches.codec_subjects import MAIN, MAIN_BOUND, SUBJECTS, Finish, Sample, Subject, subject
 from scripts.benches.figure import Figure
 from scripts.models import Unavailable
 from split.codec.calibration import Calibration
 from split.runtime.segment import OrtEngine
 from split.tensor import Tensors
 
-MAIN: Final = "efficientnet-lite0"
-TARGETS: Final = {"036": 0.036, "0105": 0.0105}
+TARGETS: Final = {"036": MAIN_BOUND, "0105": 0.0105}
 """KL in nats: what JPEG at quality 90 and 95 cost on the first photographs that were tried."""
 BOTTLENECK: Final = (80, 14, 14)
 """The boundary of the figures: EfficientNet-Lite0's first projection to 14 × 14, at 37 % of the time."""
@@ -60,6 +60,8 @@ class Compared:
     """Name → cut, for those of `splits`."""
     splits: dict[str, Measurements]
     """Calibrated, by the name of the cut."""
+    told: dict[str, Curve]
+    """The calibration's own curves, by which a cut is chosen: never by what is then measured of it."""
     int8: dict[str, Measurements]
     rivals: dict[str, Measurements]
     plain: dict[str, float] = field(default_factory=dict)
@@ -70,12 +72,12 @@ def prepare(*, quick: bool) -> None:
     """Photographs fetched and models calibrated, once: a minute each."""
     for one in SUBJECTS if not quick else [subject(MAIN)]:
         with _skipped(one):
-            calibration_of(one, TARGETS["036"])
+            calibration_of(one, MAIN_BOUND)
 
 
 def run(*, quick: bool, plot: Path | None = None) -> tuple[list[Figure], list[dict[str, Any]]]:
     main = subject(MAIN)
-    path, calibration = calibration_of(main, TARGETS["036"])
+    path, calibration = calibration_of(main, MAIN_BOUND)
     samples = main.samples("test", crops=CROPS_QUICK if quick else CROPS)
     targets = list(TARGETS.values())
     with parted(path, calibration, samples[0].tensors) as cuts:
@@ -94,10 +96,6 @@ def run(*, quick: bool, plot: Path | None = None) -> tuple[list[Figure], list[di
             if other is not main:
                 with _skipped(other):
                     rows += _table(other)
-        int8 = codec_int8.row(main, TARGETS["036"], samples, threads=len(os.sched_getaffinity(0)))
-        ratio = int8["int8_ms"] / int8["fp32_ms"] if int8.get("inside_bound") else None
-        more, cells = codec_grid.run(main, TARGETS["036"], ratio)
-        figures, rows = figures + more, [*rows, int8, *cells]
     return figures, rows
 
 
@@ -120,8 +118,8 @@ def _figures(
     name = _bottleneck(found)
     ours, cut = found.splits[name], found.cuts[name]
     high, low = (bytes_at(ours, value) for value in TARGETS.values())
-    ratios = {rival: ratio_at(one, ours, TARGETS["036"]) for rival, one in found.rivals.items()}
-    [level] = levels_near(calibration, cut.cut, found.subject.measure, [TARGETS["036"]], [0])
+    ratios = {rival: ratio_at(one, ours, MAIN_BOUND) for rival, one in found.rivals.items()}
+    [level] = levels_near(calibration, cut.cut, found.subject.measure, [MAIN_BOUND], [0])
     times = coder_times(cut, level, samples[:8], ROUNDS_QUICK if quick else ROUNDS, native=True)
     slow = coder_times(cut, level, samples[:8], FALLBACK_ROUNDS, native=False)
     over = over_ideal(cut, level, samples)
@@ -153,11 +151,10 @@ def _is_bottleneck(one: Parted) -> bool:
 
 
 def _bottleneck(found: Compared) -> str:
-    """The cheapest of the cuts there are at that boundary's shape (before and after it is added to)."""
-    there = {name: found.splits[name] for name, cut in found.cuts.items() if _is_bottleneck(cut)}
-    name, _ = cheapest(there, TARGETS["036"])
+    """Of the cuts there are at that boundary's shape (before and after it is added to) the one that is chosen."""
+    name = _chosen({name: found.told[name] for name, cut in found.cuts.items() if _is_bottleneck(cut)}, MAIN_BOUND)
     if not name:
-        raise Unavailable(f"no calibrated cut of {MAIN} at {BOTTLENECK} comes as close as KL {TARGETS['036']}")
+        raise Unavailable(f"no calibrated cut of {MAIN} at {BOTTLENECK} comes as close as KL {MAIN_BOUND}")
     return name
 
 
@@ -191,7 +188,20 @@ def _compared(
             int8[name] = measure_int8(cut, samples, expected, one.measure)
     whole.close()
     plain = text_bytes(samples) if one.spec is None else {}
-    return Compared(subject=one, cuts=named, splits=splits, int8=int8, rivals=rivals, plain=plain)
+    told = {name: _told(calibration, cut, one.measure) for name, cut in named.items()}
+    return Compared(subject=one, cuts=named, splits=splits, told=told, int8=int8, rivals=rivals, plain=plain)
+
+
+def _told(calibration: Calibration, cut: Parted, measure: str) -> Curve:
+    points = [point for point in calibration.curves[cut.cut].points if measure in point.fidelity]
+    sizes = np.array([point.mean_bytes for point in points])
+    return Curve.of(sizes, np.array([point.fidelity[measure] for point in points]))
+
+
+def _chosen(told: Mapping[str, Curve], target: float) -> str:
+    """The cut that the calibration says is cheapest at this mean of the measure; "" where none comes as close."""
+    sizes = {name: curve.bytes_at(target) for name, curve in told.items()}
+    return min((name for name, size in sizes.items() if math.isfinite(size)), key=lambda name: sizes[name], default="")
 
 
 def _rivals(
@@ -214,7 +224,7 @@ def _references(rivals: Mapping[str, Measurements]) -> dict[str, float]:
 
 def _table(one: Subject) -> list[dict[str, Any]]:
     """Rows of a model beside the main one, winners and losers alike."""
-    path, calibration = calibration_of(one, TARGETS["036"])
+    path, calibration = calibration_of(one, MAIN_BOUND)
     samples = one.samples("test", crops=CROPS_OTHER)
     with parted(path, calibration, samples[0].tensors) as cuts:
         found = _compared(one, path, cuts, calibration, samples, [], Detail.SOME)
@@ -223,7 +233,8 @@ def _table(one: Subject) -> list[dict[str, Any]]:
 
 def _row(found: Compared, at: str, target: float) -> dict[str, Any]:
     """Bytes of everything at one fidelity; inf where it never comes as close."""
-    cut, ours = cheapest(found.splits, target)
+    cut = _chosen(found.told, target)
+    ours = found.splits[cut].curve().bytes_at(target) if cut else math.inf
     plain_cut, int8 = cheapest(found.int8, target)
     sizes = {name: one.curve().bytes_at(target) for name, one in found.rivals.items()} | found.plain
     rival = min(sizes, key=lambda name: sizes[name], default="")

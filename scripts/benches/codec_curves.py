@@ -90,10 +90,6 @@ class Curve:
         """Whether its cheapest setting is closer than `target` already, so that less would have done."""
         return bool(self.fidelity) and self.fidelity[0] < target
 
-    def fidelity_at(self, size: float) -> float:
-        """The measure of the cheapest setting of at least so many bytes; inf beyond the last."""
-        return next((off for kept, off in zip(self.bytes, self.fidelity, strict=True) if kept >= size), math.inf)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
@@ -129,18 +125,6 @@ def cheapest(measured: Mapping[str, Measurements], target: float) -> tuple[str, 
     sizes = {name: one.curve().bytes_at(target) for name, one in measured.items()}
     name = min(sizes, key=lambda one: sizes[one], default="")
     return (name, sizes[name]) if name and math.isfinite(sizes[name]) else ("", math.inf)
-
-
-def joined(parts: Sequence[Measurements]) -> Measurements:
-    """One codec's settings from several: a smaller picture is the same codec."""
-    first = parts[0]
-    assert all(np.array_equal(part.sources, first.sources) for part in parts)
-    return Measurements(
-        settings=tuple(setting for part in parts for setting in part.settings),
-        bytes=np.concatenate([part.bytes for part in parts]),
-        fidelity=np.concatenate([part.fidelity for part in parts]),
-        sources=first.sources,
-    )
 
 
 def _ratio(theirs: Curve, ours: Curve, target: float) -> float:

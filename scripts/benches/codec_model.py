@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -82,9 +83,11 @@ class Contest:
 
     @staticmethod
     def of(ms: Mapping[str, float]) -> Contest:
-        """`ms`: plan in words → ms; plans that begin with `split` against all others."""
+        """`ms`: plan in words → ms; plans that begin with `split` against all others. Where no split ran, it loses."""
         splits = {plan: value for plan, value in ms.items() if plan.startswith("split")}
         others = {plan: value for plan, value in ms.items() if plan not in splits}
+        if not splits:
+            splits = {"no split ran": math.inf}
         split, other = (min(some, key=lambda plan: some[plan]) for some in (splits, others))
         return Contest(split=split, split_ms=splits[split], other=other, other_ms=others[other])
 

@@ -11,11 +11,11 @@ from PIL import Image
 
 from scripts.benches.codec import REFERENCES, TARGETS
 from scripts.benches.codec_curves import Curve, Measurements, bytes_at, cheapest, ratio_at
-from scripts.benches.codec_grid import Measured, with_int8
 from scripts.benches.codec_model import Contest, Network, Stages, modelled_ms, summary
 from scripts.benches.codec_plot import draw
 from scripts.benches.codec_rivals import Detail, measure, picture_rivals
-from scripts.benches.codec_subjects import Sample, Subject, as_input, crops_of, with_text, word_pieces, words
+from scripts.benches.codec_subjects import WORDS, Sample, Subject, as_input, crops_of, with_text, word_pieces, words
+from scripts.benches.links import Measured, with_int8
 from split.profiles.image_spec import ImageSpec
 from split.tensor import Tensors
 
@@ -120,8 +120,10 @@ def test_crops_are_the_same_each_time_and_every_other_one_is_mirrored(tmp_path: 
 
 def test_text_is_drawn_over_a_photograph_the_same_each_time() -> None:
     plain = np.full((320, 320, 3), 100, np.uint8)
-    drawn = with_text(plain, seed=5)
-    assert np.array_equal(drawn, with_text(plain, seed=5))
+    drawn = with_text(plain, "test", seed=5)
+    assert np.array_equal(drawn, with_text(plain, "test", seed=5))
+    assert not np.array_equal(drawn, with_text(plain, "calibration", seed=5))
+    assert not set(WORDS["test"]) & set(WORDS["calibration"])
     assert {0, 255} <= set(np.unique(drawn).tolist())
     assert (plain == 100).all()
 
@@ -148,7 +150,9 @@ def test_a_rival_is_measured_at_each_of_its_settings_on_each_sample(tmp_path: Pa
     assert set(REFERENCES) <= set(found["jpeg"].settings)
     for one in found.values():
         assert one.bytes.shape == (len(one.settings), 2)
-        assert (np.diff(one.bytes.mean(axis=1)) > 0).all()  # better quality, more bytes
+        for variant in {setting.partition(" ")[2] for setting in one.settings}:
+            rows = [row for row, setting in enumerate(one.settings) if setting.partition(" ")[2] == variant]
+            assert (np.diff(one.bytes[rows].mean(axis=1)) > 0).all()  # better quality, more bytes
         assert one.sources.tolist() == [3, 3]
         assert np.isfinite(one.fidelity).all()
 
@@ -185,6 +189,8 @@ def test_a_split_is_held_against_the_fastest_of_everything_else() -> None:
     assert (found["cells"], found["won"]) == (3, 2)
     assert found["median_gain_where_won"] == pytest.approx(1.6)
     assert summary([close])["median_gain_where_won"] == 1.0
+    none = Contest.of({"local": 41.0, "offload jpeg": 50.0})
+    assert (none.split, none.gain, none.won) == ("no split ran", 0.0, False)
 
 
 def test_the_model_in_int8_is_a_rival_where_it_keeps_to_the_bound() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 import shutil
 import statistics
@@ -20,13 +21,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from scripts.benches import codec_int8
 from scripts.benches.codec_model import Contest, Network, Stages, modelled_ms, summary
 from scripts.benches.codec_splits import FOLDER, calibration_of
-from scripts.benches.codec_subjects import Sample, Subject
+from scripts.benches.codec_subjects import MAIN, MAIN_BOUND, Sample, Subject, subject
 from scripts.benches.figure import Figure
 from scripts.client import Answer, Client, Refused
 from scripts.lab_pair import Conditions, LabPair, lab_pair
-from scripts.models import ROOT, Unavailable
+from scripts.models import ROOT
 from split.profiles.device import device_names, load_device
 
 LAB: Final = "codec"
@@ -40,6 +42,8 @@ LINKS: Final = {
 """Upwards, since that is where the bytes go: LTE-M's peak in half duplex (3GPP TS 36.306, category M1: 375 kbit/s),
 ADSL's (ITU-T G.992.1: about 1 Mbit/s), usual ones of a cell and of a room, a switch's."""
 SLOWDOWNS: Final = (1.0, 2.0, 5.0, 10.0, 20.0)
+QUICK: Final = ((10.0,), ("ADSL", "Wi-Fi"))
+"""Speeds and links of a quick run: one cell where bytes matter, one where they do not."""
 SLOWDOWN_MIN: Final = 0.05
 """Of a device profile: an accelerator's matrix rate is not what a request takes."""
 FAST: Final = Conditions(rate_mbit=200, rtt_ms=2)
@@ -89,10 +93,16 @@ class _Asked:
         return statistics.median(answer.took_ms for answer in self.answers)
 
 
-def run(subject: Subject, bound: float, int8_ratio: float | None) -> tuple[list[Figure], list[dict[str, Any]]]:
-    """Half an hour; without root and network namespaces nothing but a message. `int8_ratio`: ms of the model in int8
-    over the model's own; None where it is no rival."""
-    path, calibration = calibration_of(subject, bound)
+def prepare(*, quick: bool) -> None:
+    """The model calibrated, once: a minute."""
+    calibration_of(subject(MAIN), MAIN_BOUND)
+
+
+def run(*, quick: bool) -> tuple[list[Figure], list[dict[str, Any]]]:
+    """A quarter of an hour; Unavailable without root and network namespaces."""
+    one, bound = subject(MAIN), MAIN_BOUND
+    slowdowns, links = QUICK if quick else (SLOWDOWNS, tuple(LINKS))
+    path, calibration = calibration_of(one, bound)
     cuts = [f"split {cut} klt" for cut in calibration.tables]
     sizes = {
         plan: point.mean_bytes
@@ -100,25 +110,23 @@ def run(subject: Subject, bound: float, int8_ratio: float | None) -> tuple[list[
             *((f"split {cut} klt", curve) for cut, curve in calibration.curves.items()),
             *((f"offload {codec}", curve) for codec, curve in calibration.pictures.items()),
         )
-        if (point := curve.within(subject.measure, bound)) is not None
+        if (point := curve.within(one.measure, bound)) is not None
     }
-    samples = subject.samples("test", crops=1)
-    try:
-        folder = FOLDER / "grid"
-        shutil.copytree(path.parents[1], folder / "models" / subject.model, dirs_exist_ok=True)
-        with lab_pair(folder, folder / "models", name=LAB) as pair:
-            pair.start_agent(slowdown=1.0, timeout_s=1200)
-            stages = _stages(pair, subject, samples, [LOCAL, *PICTURES, *cuts], sizes)
-            cells = list(_cells(pair, subject, samples, stages))
-    except Unavailable as error:
-        print(f"skipped the links: {error}", file=sys.stderr)
-        return [], []
-    networks = {name: _network(cells, name, sizes) for name in LINKS}
+    samples = one.samples("test", crops=1)
+    int8 = codec_int8.row(one, bound, samples, threads=len(os.sched_getaffinity(0)))
+    ratio = int8["int8_ms"] / int8["fp32_ms"] if int8.get("inside_bound") else None
+    folder = FOLDER / "grid"
+    shutil.copytree(path.parents[1], folder / "models" / one.model, dirs_exist_ok=True)
+    with lab_pair(folder, folder / "models", name=LAB) as pair:
+        pair.start_agent(slowdown=1.0, timeout_s=1200)
+        stages = _stages(pair, one, samples, [LOCAL, *PICTURES, *cuts], sizes)
+        cells = list(_cells(pair, one, samples, stages, slowdowns, links))
+    networks = {name: _network(cells, name, sizes) for name in links}
     slower = sum(cell.over_best > max(cell.error, _noise(cell)) for cell in cells)
-    rows = [_row(cell, stages, networks, int8_ratio) for cell in cells]
-    rows += _summaries("run", [cell.ms for cell in cells], int8_ratio)
-    rows += _devices(stages, networks, int8_ratio)
-    return [Figure(name="grid_slower", value=slower, unit="cells", at_most=0)], rows
+    rows = [int8, *(_row(cell, stages, networks, ratio) for cell in cells)]
+    rows += _summaries("run", [cell.ms for cell in cells], ratio)
+    rows += _devices(stages, networks, ratio)
+    return [Figure(name="slower_cells", value=slower, unit="cells", at_most=0)], rows
 
 
 def _noise(cell: Measured) -> float:
@@ -127,14 +135,19 @@ def _noise(cell: Measured) -> float:
 
 
 def _cells(
-    pair: LabPair, subject: Subject, samples: Sequence[Sample], stages: Mapping[str, Stages]
+    pair: LabPair,
+    subject: Subject,
+    samples: Sequence[Sample],
+    stages: Mapping[str, Stages],
+    slowdowns: Sequence[float],
+    links: Sequence[str],
 ) -> Iterator[Measured]:
     """All of them, by speed, since each is a start of the daemon."""
-    for slowdown in SLOWDOWNS:
+    for slowdown in slowdowns:
         pair.start_agent(slowdown=slowdown)
-        for link, conditions in LINKS.items():
-            straight = Network([(0.0, conditions.rtt_ms), (1e6, conditions.rtt_ms + 8e3 / conditions.rate_mbit)])
-            first = {plan: modelled_ms(one, slowdown, straight) for plan, one in stages.items()}
+        for link in links:
+            conditions, network = LINKS[link], _straight(link)
+            first = {plan: modelled_ms(one, slowdown, network) for plan, one in stages.items()}
             splits = sorted((plan for plan in first if plan.startswith("split")), key=lambda plan: first[plan])
             plans = [LOCAL, *(plan for plan in PICTURES if plan in stages), *splits[:SPLITS_RUN]]
             pair.condition(conditions)
@@ -192,7 +205,10 @@ def _stages(
                 print(f"  {plan} is left out: {error}", flush=True)
                 continue
             answers = [_ask(client, subject, sample, plan) for sample in itertools.islice(samples, STAGE_ROUNDS)]
-            answers = [answer for answer in answers if _ran(answer, plan)] or answers
+            answers = [answer for answer in answers if _ran(answer, plan)]
+            if not answers:
+                print(f"  {plan} is left out: another plan answered each time", flush=True)
+                continue
             found[plan] = Stages.of(
                 [answer.timings_ms for answer in answers],
                 [answer.took_ms for answer in answers],
@@ -233,15 +249,21 @@ def _ran(answer: Answer, plan: str) -> bool:
 # -- the rest by sums -------------------------------------------------------------------------------------------------
 
 
+def _straight(link: str) -> Network:
+    """Of one link, as its conditions say."""
+    conditions = LINKS[link]
+    return Network([(0.0, conditions.rtt_ms), (1e6, conditions.rtt_ms + 8e3 / conditions.rate_mbit)])
+
+
 def _network(cells: Sequence[Measured], link: str, sizes: Mapping[str, float]) -> Network:
-    """Of one link, from all that crossed it."""
+    """Of one link, from all that crossed it; as its conditions say where nothing did."""
     taken: dict[float, list[float]] = {}
     for cell in cells:
         if cell.link == link:
             for plan, ms in cell.network_ms.items():
                 if plan in sizes:
                     taken.setdefault(sizes[plan], []).append(ms)
-    return Network([(size, statistics.median(ms)) for size, ms in taken.items()])
+    return Network([(size, statistics.median(ms)) for size, ms in taken.items()]) if taken else _straight(link)
 
 
 def with_int8(ms: Mapping[str, float], ratio: float | None) -> Contest:
