@@ -14,7 +14,11 @@ from split.tensor import Array
 from split.workbench.planes import block_of, coefficients, planes
 
 NEGLIGIBLE: Final = 1e-9
-"""Of the greatest sensitivity × variance: a channel below costs no bits and is always its mean."""
+"""Of the greatest sensitivity × variance: a channel below counts as much. It costs no bits, but is coded all the same
+when it moves thousands of times as far as it was seen to."""
+SILENT: Final = 1e-12
+"""Variance by the square of the mean, up to which a channel was always the same: FP32 rounds to 2^-24, FP64's sums to
+less."""
 SHRINK_SENSITIVITY: Final = 0.3
 """Towards the diagonal, which is known from fewer runs than the rest of the matrix."""
 PRIOR_BLOCKS: Final = 2.0
@@ -55,9 +59,9 @@ class Statistics:
 
     def covariance(self) -> Array:
         """FP64 [channels, channels], shrunk towards its diagonal where few positions were seen (as far as a matrix of
-        so many independent rows is noise)."""
+        so many independent rows is noise); a variance of 0 for a channel that was always the same."""
         found = self.products / max(self.count, 1) - np.outer(self.mean, self.mean)
-        diagonal = np.maximum(np.diag(found), 0.0)
+        diagonal = np.where(np.diag(found) > SILENT * self.mean**2, np.diag(found), 0.0)
         noise = len(found) / (len(found) + self.count)
         found *= 1 - noise
         np.fill_diagonal(found, diagonal)
@@ -66,7 +70,7 @@ class Statistics:
     @property
     def deviation(self) -> Array:
         """FP64 [channels]."""
-        return np.asarray(np.sqrt(np.maximum(np.diag(self.covariance()), 0.0)))
+        return np.asarray(np.sqrt(np.diag(self.covariance())))
 
 
 def transform_of(covariance: Array, sensitivity: Array) -> tuple[Array, Array]:
@@ -74,31 +78,38 @@ def transform_of(covariance: Array, sensitivity: Array) -> tuple[Array, Array]:
     component that matters most first: of all transforms whose uniform noise does the same harm through M, the one whose
     coefficients are uncorrelated. (The Karhunen–Loève transform in the coordinates in which M is the unit matrix.)
 
-    `covariance` Σ, `sensitivity` M: [channels, channels]. Channels that matter nothing, or never change, are left out:
-    zero columns of T, zero rows of the inverse.
+    `covariance` Σ, `sensitivity` M: [channels, channels]. Channels that the tail does not look at (sensitivity 0) are
+    left out: zero columns of T, zero rows of the inverse. One that never changed was not asked about: it is a component
+    of its own, by its sensitivity or else the greatest, so that a request in which it does change is not coded as if it
+    did not.
     """
-    weight = np.diag(sensitivity) * np.diag(covariance)
-    active = np.flatnonzero(weight > NEGLIGIBLE * weight.max(initial=0.0))
+    if not np.diag(sensitivity).any():  # nothing is looked at: all alike
+        sensitivity = plain_sensitivity(covariance)
+    own, variance = np.diag(sensitivity), np.diag(covariance)
+    active = np.flatnonzero((own > 0) & (variance > 0))
+    silent = np.flatnonzero(variance <= 0)
     channels = len(covariance)
-    if not active.size:  # nothing matters: one component that costs nothing
-        first = np.eye(1, channels)
-        return first, first.T
-    # In units of each channel's own scale, so that no small channel is lost in the roots.
-    unit = 1 / np.sqrt(np.diag(sensitivity)[active])
-    m = sensitivity[np.ix_(active, active)] * np.outer(unit, unit)
-    m = (1 - SHRINK_SENSITIVITY) * m + SHRINK_SENSITIVITY * np.eye(len(active))
-    sigma = covariance[np.ix_(active, active)] / np.outer(unit, unit)
-    values, vectors = np.linalg.eigh((m + m.T) / 2)
-    values = np.maximum(values, 1e-6 * values[-1])
-    root = vectors * np.sqrt(values) @ vectors.T
-    root_inverse = vectors / np.sqrt(values) @ vectors.T
-    _, basis = np.linalg.eigh(root @ sigma @ root)
-    basis = basis[:, ::-1]  # eigh: smallest first
-    basis = basis * np.where(basis[np.abs(basis).argmax(axis=0), np.arange(basis.shape[1])] < 0, -1.0, 1.0)
     transform, inverse = np.zeros((len(active), channels)), np.zeros((channels, len(active)))
-    transform[:, active] = basis.T @ root / unit
-    inverse[active] = unit[:, None] * (root_inverse @ basis)
-    return transform, inverse
+    if active.size:
+        # In units of each channel's own scale, so that no small channel is lost in the roots.
+        weight = own[active] * variance[active]
+        unit = np.sqrt(variance[active] / np.maximum(weight, NEGLIGIBLE * weight.max()))
+        m = sensitivity[np.ix_(active, active)] * np.outer(unit, unit)
+        m = (1 - SHRINK_SENSITIVITY) * m + SHRINK_SENSITIVITY * np.eye(len(active))
+        sigma = covariance[np.ix_(active, active)] / np.outer(unit, unit)
+        values, vectors = np.linalg.eigh((m + m.T) / 2)
+        root = vectors * np.sqrt(values) @ vectors.T
+        root_inverse = vectors / np.sqrt(values) @ vectors.T
+        _, basis = np.linalg.eigh(root @ sigma @ root)
+        basis = basis[:, ::-1]  # eigh: smallest first
+        basis = basis * np.where(basis[np.abs(basis).argmax(axis=0), np.arange(basis.shape[1])] < 0, -1.0, 1.0)
+        transform[:, active] = basis.T @ root / unit
+        inverse[active] = unit[:, None] * (root_inverse @ basis)
+    alone = np.sqrt(np.where(own > 0, own, own.max()))
+    return (
+        np.concatenate([transform, np.diag(alone)[silent]]),
+        np.concatenate([inverse, np.diag(1 / alone)[:, silent]], axis=1),
+    )
 
 
 def plain_sensitivity(covariance: Array) -> Array:
@@ -124,7 +135,8 @@ def klt_of(statistics: Statistics, sensitivity: Array) -> Klt:
 
 
 class Scales:
-    """Mean |y| of each coefficient over the inputs: the scale of the Laplace distribution that fits best."""
+    """Mean |y| of each coefficient over the inputs: the scale of the Laplace distribution that fits best. None is 0:
+    what was never seen to move has the smallest, and is coded when it moves."""
 
     def __init__(self, klt: Klt) -> None:
         self._klt = klt
@@ -149,7 +161,7 @@ class Scales:
             inverse=klt.inverse,
             mean=klt.mean,
             block=klt.block,
-            scales=grid_of(drawn),
+            scales=np.maximum(grid_of(drawn), 1),
         )
 
 

@@ -21,6 +21,9 @@ from split.workbench.planes import planes, unplaned
 EPSILON: Final = 0.5
 """Size of a probe in standard deviations of its channel: between 0.1 and 1 it made 2 % of difference on a mobile CNN;
 below, rounding of the runtime shows, above, the model is not linear any more."""
+LOUD: Final = 256.0
+"""How many times as far a channel is moved that moves nothing so: behind a rectifier that no input has opened, it may
+matter yet. What still moves nothing is not looked at."""
 SKETCH: Final = 16384
 """Most numbers kept of a change: of larger outputs random signed sums, which keep inner products on average
 (Charikar, Chen, Farach-Colton 2002)."""
@@ -108,8 +111,9 @@ def gram(
     at once, by the signs that `seed` stands for.
     """
     base = finish(crossing)
-    metric = metric_of(base, measure)
-    at = metric(base)
+    with np.errstate(all="ignore"):
+        metric = metric_of(base, measure)
+        at = metric(base)
     found: dict[str, Array] = {}
     for number, one in enumerate(probed):
         array = crossing[one.name]
@@ -118,11 +122,26 @@ def gram(
         signs = np.random.default_rng((seed, number)).integers(0, 2, (n, rows, columns)) * 2.0 - 1.0
         changes = np.zeros((channels, at.size), np.float32)
         for channel in np.flatnonzero(one.deviation > 0):
-            moved = x.copy()
-            moved[:, channel] += EPSILON * one.deviation[channel] * signs
-            outputs = finish(crossing | {one.name: unplaned(moved, one.layout, array)})
-            changes[channel] = (metric(outputs) - at) / (EPSILON * one.deviation[channel])
+            for size in (EPSILON * one.deviation[channel], LOUD * EPSILON * one.deviation[channel]):
+                moved = x.copy()
+                moved[:, channel] += size * signs
+                with np.errstate(all="ignore"):  # what overflows counts as such
+                    outputs = finish(crossing | {one.name: unplaned(moved, one.layout, array)})
+                    changes[channel] = (metric(outputs) - at) / size
+                if changes[channel].any():
+                    break
             yield None
-        wide = changes.astype(np.float64)
-        found[one.name] = np.nan_to_num(wide @ wide.T, nan=0.0, posinf=0.0, neginf=0.0)
+        found[one.name] = _gram_of(changes, one.deviation)
     yield found
+
+
+def _gram_of(changes: Array, deviation: Array) -> Array:
+    """FP64 [channels, channels] of `changes` FP32 [channels, numbers]; a channel whose change is not finite matters as
+    much for each of its deviations as the one that matters most."""
+    broken = np.flatnonzero(~np.isfinite(changes).all(axis=1))
+    wide = changes.astype(np.float64)
+    wide[broken] = 0.0
+    found = wide @ wide.T
+    most = (np.diag(found) * deviation**2).max(initial=0.0)
+    found[broken, broken] = (most if most > 0 else 1.0) / deviation[broken] ** 2
+    return np.asarray(found)

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from split.codec.calibration import LAYOUTS
+from split.codec.calibration import LAYOUTS, CutTables, TensorTables
+from split.codec.klt import BoundaryTables, decode_klt, encode_klt
 from split.codec.transform import dct as codecs_dct
 from split.tensor import TensorSpec
 from split.workbench.klt_tables import Scales, Statistics, gaussian_bytes, klt_of, plain_sensitivity, transform_of
@@ -39,12 +40,49 @@ def test_coefficients_are_uncorrelated_and_their_noise_does_the_same_harm_in_eac
     np.testing.assert_allclose(inverse.T @ m @ inverse, np.eye(6), atol=1e-9)  # harm of unit noise, by M
 
 
-def test_channels_that_never_change_or_do_not_matter_are_left_out() -> None:
-    transform, inverse = transform_of(np.diag([1.0, 0.0, 3.0]), np.diag([1.0, 1.0, 0.0]))
-    np.testing.assert_allclose(np.abs(transform), [[1, 0, 0]])
-    np.testing.assert_allclose(np.abs(inverse), [[1], [0], [0]])
-    transform, inverse = transform_of(np.zeros((3, 3)), np.eye(3))
-    assert (transform.shape, inverse.shape) == ((1, 3), (3, 1))
+def test_channels_that_the_tail_does_not_look_at_are_left_out() -> None:
+    transform, inverse = transform_of(np.diag([1.0, 3.0]), np.diag([1.0, 0.0]))
+    np.testing.assert_allclose(np.abs(transform), [[1, 0]])
+    np.testing.assert_allclose(np.abs(inverse), [[1], [0]])
+
+
+def test_channels_that_never_changed_are_components_of_their_own_as_fine_as_the_finest() -> None:
+    transform, inverse = transform_of(np.diag([1.0, 0.0, 3.0]), np.diag([1.0, 0.0, 9.0]))
+    np.testing.assert_allclose(transform, [[0, 0, 3], [1, 0, 0], [0, 3, 0]], atol=1e-12)
+    np.testing.assert_allclose(inverse, [[0, 1, 0], [0, 0, 1 / 3], [1 / 3, 0, 0]], atol=1e-12)
+    for sigma in (np.zeros((3, 3)), np.eye(3)):  # nothing changed; nothing is looked at
+        transform, inverse = transform_of(sigma, np.zeros((3, 3)))
+        np.testing.assert_allclose(transform @ inverse, np.eye(3), atol=1e-12)
+
+
+def test_channels_that_hardly_matter_are_kept_at_a_small_weight() -> None:
+    transform, _ = transform_of(np.eye(2), np.diag([1.0, 1e-15]))
+    assert transform.shape == (2, 2)
+    # By 1e-9 of the weight, of which the diagonal's shrinking makes 0.3.
+    np.testing.assert_allclose(np.abs(transform[1]), [0, math.sqrt(0.3e-9)], rtol=1e-3, atol=1e-12)
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.3, -1000.1])
+@pytest.mark.parametrize("live", [2.0, 1e6])
+def test_a_channel_silent_in_calibration_that_speaks_up_is_not_read_as_silence(constant: float, live: float) -> None:
+    random = np.random.default_rng(8)
+    arrays = [random.normal(0, 1, (1, 8, 14, 14)).astype(np.float32) for _ in range(10)]
+    statistics = Statistics(layout="NCHW")
+    for array in arrays:
+        array[:, 3] = constant
+        statistics.add(array)
+    scales = Scales(klt_of(statistics, np.diag(1.0 * (np.arange(8) != 3))))
+    for array in arrays:
+        scales.add(array)
+    spec = TensorSpec(name="x", dtype="FP32", shape=(1, 8, 14, 14))
+    tensors = (TensorTables(spec=spec, klt=scales.klt()),)
+    tables = BoundaryTables(CutTables(tensors=tensors, node_bitmap=""), "0" * 64)
+    asked = arrays[0].copy()
+    asked[:, 3, 4:9] = live
+    silent, spoken = (b"".join(encode_klt({"x": x}, tables, 100)) for x in (arrays[0], asked))
+    back = decode_klt(spoken, tables, max_bytes=1 << 20)["x"]
+    np.testing.assert_allclose(back, asked, atol=0.5)  # the step is 0.09
+    assert len(spoken) > len(silent)
 
 
 def test_statistics_are_those_of_all_positions_of_all_inputs() -> None:

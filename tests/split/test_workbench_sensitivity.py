@@ -37,6 +37,36 @@ def test_a_channel_that_the_tail_does_not_look_at_has_none_at_all() -> None:
     assert not m[:, 1].any()
 
 
+def test_a_channel_that_no_input_has_opened_yet_matters_a_little() -> None:
+    """Behind a rectifier with a bias of -20: nothing at half a deviation, something at 128."""
+
+    def finish(tensors: Tensors) -> Tensors:
+        x = tensors["x"].astype(np.float64)
+        return {"y": 1 + 10 * x[:, 0].mean(axis=(1, 2)) + np.maximum(x[:, 1] - 20, 0).mean(axis=(1, 2))}
+
+    m = found(finish, 2, "relative")
+    assert 0 < m[1, 1] < m[0, 0]
+
+
+def test_a_probe_that_breaks_the_outputs_matters_most() -> None:
+    def finish(tensors: Tensors) -> Tensors:
+        x = tensors["x"].astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            # Below 2 the root is none: the second channel has 4 in every position, and half a deviation is 3.
+            return {"y": 5 * x[:, 0].sum(axis=(1, 2)) + np.sqrt(x[:, 1] - 2).sum(axis=(1, 2)) + x[:, 2, 0, 0]}
+
+    x = np.random.default_rng(4).normal(0, 1, (1, 3, 5, 5))
+    x[:, 1] = 4
+    probed = [Probed(name="x", layout="NCHW", deviation=np.array([1.0, 6.0, 1.0]))]
+    *_, last = gram({"x": x}, probed, finish, "relative", 0)
+    assert last is not None
+    m = last["x"]
+    assert np.isfinite(m).all()
+    assert m[1, 1] * 36 == pytest.approx(m[0, 0])  # for each deviation as much as the first channel
+    assert m[0, 0] > m[2, 2] > 0
+    assert m[0, 1] == m[1, 0] == 0
+
+
 def test_signs_of_positions_cancel_on_average_so_that_positions_add_up() -> None:
     """y_p = w · x_p for each of 25 positions: Σ over positions of JᵀJ is 25 w wᵀ, for any signs."""
 
