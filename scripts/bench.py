@@ -24,7 +24,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rich.console import Console
 from rich.table import Table
 
+from agent.cli import NUMPY_THREADS
 from scripts.models import Unavailable
+
+os.environ.setdefault(*NUMPY_THREADS)  # before numpy is imported: benches measure what the programs run
 
 ALIKE_MIN, COLUMNS_MAX = 3, 9
 """So many rows of the same keys in a row are shown as a table, unless that would be wider than a screen."""

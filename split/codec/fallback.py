@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -24,8 +23,10 @@ SPLIT_BITS: Final = 12
 """An escape's bits travel in two parts: these low ones, and what is above."""
 LENGTH_MAX: Final = 20
 CHUNK: Final = 1 << 16
-"""Coefficients that are plain numbers at once: as such each takes twenty times the bytes that it has in an array."""
+"""Coefficients that lie in lists at once: there each takes up to twenty times the bytes that it has in an array."""
+_BITS: Final = laplace.FREQUENCY_BITS
 _MASK: Final = laplace.TOTAL - 1
+_ROOM_BITS: Final = 32 - _BITS
 
 
 class Fallback:
@@ -144,38 +145,50 @@ def _inverse(x: Array, m: Array) -> Array:
 
 
 @cache
-def _rows() -> list[tuple[list[int], list[int], int, int]]:
-    """For each table its starts, frequencies, groups and low bits, as plain numbers."""
-    tables = laplace.tables()
-    return [
-        (tables.starts[k].tolist(), np.diff(tables.starts[k]).tolist(), int(tables.groups[k]), int(tables.low_bits[k]))
-        for k in range(laplace.TABLES)
-    ]
+def _parts() -> Array:
+    """OBJECT [tables · symbols]: (start, frequency, its complement to 2^14, lowest state that gives off a word first).
+    Made once: a list of them for all coefficients costs a pointer each."""
+    starts = laplace.tables().starts.astype(np.int64)
+    found = np.empty((laplace.TABLES, laplace.SYMBOLS_MAX), object)
+    for table, symbol in np.ndindex(found.shape):
+        start, frequency = int(starts[table, symbol]), int(starts[table, symbol + 1] - starts[table, symbol])
+        found[table, symbol] = (start, frequency, laplace.TOTAL - frequency, frequency << _ROOM_BITS)
+    return found.reshape(-1)
 
 
 @cache
-def _symbols(k: int) -> bytes:
-    """Slot → symbol of table k."""
-    return np.repeat(np.arange(laplace.SYMBOLS_MAX, dtype=np.uint8), np.diff(laplace.tables().starts[k])).tobytes()
+def _zeros() -> Array:
+    """OBJECT [tables]: the frequency of 0, which is each table's first symbol."""
+    return laplace.tables().starts[:, 1].astype(int).astype(object)
 
 
-def _parts(values: Array, table: Array) -> Iterator[tuple[int, int, int, int]]:
-    """Start and frequency of each coefficient's symbol, the bits that follow it and how many they are, last coefficient
-    first; (…, rest, -1) for an escape, rest its magnitude past the groups with the sign below it."""
+@cache
+def _row(k: int) -> tuple[bytes, list[int], list[int], int, int]:
+    """Of table k: slot → symbol, the symbols' starts and frequencies, groups, low bits."""
     tables = laplace.tables()
-    magnitudes = np.abs(values).astype(np.int64)
-    rest = magnitudes - 1
-    negative = values < 0
-    low_bits = tables.low_bits[table].astype(np.int64)
-    groups = tables.groups[table].astype(np.int64)
-    escape = (rest >> low_bits) >= groups
-    symbols = np.where(magnitudes == 0, 0, np.where(escape, groups, rest >> low_bits) + 1)
-    starts = tables.starts[table, symbols].astype(np.int64)
-    frequencies = tables.starts[table, symbols + 1] - starts
-    bits = (rest & ((1 << low_bits) - 1)) << 1 | negative
-    bits = np.where(escape, (rest - (groups << low_bits)) << 1 | negative, bits)
-    count = np.where(magnitudes == 0, 0, np.where(escape, -1, low_bits + 1))
-    return zip(*(part[::-1].tolist() for part in (starts, frequencies, bits, count)), strict=True)
+    starts, frequencies = tables.starts[k], np.diff(tables.starts[k])
+    symbols = np.repeat(np.arange(laplace.SYMBOLS_MAX, dtype=np.uint8), frequencies).tobytes()
+    return symbols, starts.tolist(), frequencies.tolist(), int(tables.groups[k]), int(tables.low_bits[k])
+
+
+def _symbols(values: Array, table: Array) -> tuple[list[tuple[int, int, int, int]], Iterator[tuple[int, int]]]:
+    """What is packed of these coefficients, the last one first: of each its symbol's `_parts`, and for each that is not
+    0 the bits that follow the symbol and how many they are; (rest, 0) for an escape, rest its magnitude past the groups
+    with the sign below it."""
+    tables = laplace.tables()
+    symbols = np.zeros(len(values), np.int64)
+    (places,) = np.nonzero(values)
+    signed, its = values[places], table[places]
+    rest = np.abs(signed).astype(np.int64) - 1
+    low_bits = tables.low_bits[its].astype(np.int64)
+    groups = tables.groups[its].astype(np.int64)
+    group = rest >> low_bits
+    escape = group >= groups
+    symbols[places] = np.where(escape, groups, group) + 1
+    bits = np.where(escape, rest - (groups << low_bits), rest & ((1 << low_bits) - 1)) << 1 | (signed < 0)
+    count = np.where(escape, 0, low_bits + 1)
+    parts: list[tuple[int, int, int, int]] = _parts()[(table * np.int64(laplace.SYMBOLS_MAX) + symbols)[::-1]].tolist()
+    return parts, zip(bits[::-1].tolist(), count[::-1].tolist(), strict=True)
 
 
 def _escape_parts(rest: int) -> Iterator[tuple[int, int]]:
@@ -192,21 +205,28 @@ def _escape_parts(rest: int) -> Iterator[tuple[int, int]]:
 def _pack(values: Array, table: Array) -> bytes:
     words: list[int] = []  # last first
     state = LOWEST
-    chunks = reversed(range(0, len(values), CHUNK))
-    for start, frequency, bits, count in chain.from_iterable(
-        _parts(values[at : at + CHUNK], table[at : at + CHUNK]) for at in chunks
-    ):
-        for value, length in ((bits, count),) if count > 0 else _escape_parts(bits) if count else ():
-            if state >> (32 - length):
-                words.append(state & 0xFFFF)
-                state >>= 16
-            state = state << length | value
-        if state >> (32 - laplace.FREQUENCY_BITS) >= frequency:
-            words.append(state & 0xFFFF)
-            state >>= 16
-        state = (state // frequency << laplace.FREQUENCY_BITS) + state % frequency + start
+    for at in reversed(range(0, len(values), CHUNK)):
+        state = _pack_some(values[at : at + CHUNK], table[at : at + CHUNK], words, state)
     words += (state >> 16, state & 0xFFFF)
     return np.array(words[::-1], "<u2").tobytes()
+
+
+def _pack_some(values: Array, table: Array, words: list[int], state: int) -> int:
+    """The state after them; its words are added to `words`."""
+    parts, extras = _symbols(values, table)
+    for start, frequency, complement, full in parts:
+        if start:  # 0 alone starts at 0
+            bits, count = next(extras)
+            for value, length in ((bits, count),) if count else _escape_parts(bits):
+                if state >> (32 - length):
+                    words.append(state & 0xFFFF)
+                    state >>= 16
+                state = state << length | value
+        if state >= full:
+            words.append(state & 0xFFFF)
+            state >>= 16
+        state += state // frequency * complement + start  # = (state // frequency << 14) + state % frequency + start
+    return state
 
 
 def _unpack(table: Array, stream: memoryview) -> Array | None:
@@ -219,43 +239,53 @@ def _unpack(table: Array, stream: memoryview) -> Array | None:
         if state < LOWEST:
             return None
         for start in range(0, len(table), CHUNK):
-            found = _unpack_some(table[start : start + CHUNK].tolist(), words, state, at)
+            part = slice(start, start + CHUNK)
+            found = _unpack_some(table[part], words, state, at, values[part])
             if found is None:
                 return None
-            values[start : start + CHUNK], state, at = found
+            state, at = found
     except IndexError:  # the words ended too early
         return None
     return values if state == LOWEST and at == len(words) else None
 
 
-def _unpack_some(table: list[int], words: list[int], state: int, at: int) -> tuple[list[int], int, int] | None:
-    """The values of coefficients of these tables, the state and the place after them; None where that is damaged."""
-    rows = _rows()
-    symbols = {k: _symbols(k) for k in set(table)}
-    values = [0] * len(table)
-    for i, k in enumerate(table):
+def _unpack_some(table: Array, words: list[int], state: int, at: int, values: Array) -> tuple[int, int] | None:
+    """Fills `values` with the coefficients of these tables; the state and the place after them, None where that is
+    damaged."""
+    tables = table.tobytes()
+    places: list[int] = []
+    found: list[int] = []
+    for i, zero in enumerate(_zeros()[table].tolist()):
         slot = state & _MASK
-        symbol = symbols[k][slot]
-        starts, frequencies, groups, low_bits = rows[k]
-        state = (state >> laplace.FREQUENCY_BITS) * frequencies[symbol] + slot - starts[symbol]
+        if slot < zero:  # the way of nine in ten
+            state = (state >> _BITS) * zero + slot
+            if state < LOWEST:
+                state = state << 16 | words[at]
+                at += 1
+            continue
+        symbols, starts, frequencies, groups, low_bits = _row(tables[i])
+        symbol = symbols[slot]
+        state = (state >> _BITS) * frequencies[symbol] + slot - starts[symbol]
         if state < LOWEST:
             state = state << 16 | words[at]
             at += 1
-        if 0 < symbol <= groups:
+        if symbol <= groups:
             bits = state & ((2 << low_bits) - 1)
             state >>= low_bits + 1
             if state < LOWEST:
                 state = state << 16 | words[at]
                 at += 1
             magnitude = ((symbol - 1) << low_bits | bits >> 1) + 1
-            values[i] = -magnitude if bits & 1 else magnitude
-        elif symbol:
+            negative = bits & 1
+        else:
             state, at, beyond, negative = _take_escape(state, words, at)
             magnitude = (groups << low_bits) + beyond
             if magnitude > laplace.LARGEST:
                 return None
-            values[i] = -magnitude if negative else magnitude
-    return values, state, at
+        places.append(i)
+        found.append(-magnitude if negative else magnitude)
+    values[places] = found
+    return state, at
 
 
 def _take_escape(state: int, words: list[int], at: int) -> tuple[int, int, int, int]:
