@@ -13,7 +13,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import StatisticsError
 from typing import Any, Final
@@ -60,19 +60,19 @@ def prepare(*, quick: bool) -> None:
     """Models laid out and profiled, stages and transfers over all links measured: ten minutes once, three for `quick`.
 
     Stages are measured at the first speed only: what they take at another is that times the slowdown, since this is
-    what the emulation does, and the sums only say which plans run for real."""
+    what the emulation does, and the sums only say which plans run for real. The device is started in any case, since
+    only it knows which profile it takes: what was measured beside a former one is not of the plans there are."""
     for grid in (QUICK,) if quick else (QUICK, ALL):
         lay_models(folder_of(grid) / "models", grid.subjects)
-        if not _is_ready(grid):
-            with _pair(grid) as pair:
-                _fill(pair, grid, grid.slowdowns[0])
+        with _pair(grid) as pair:
+            _fill(pair, grid, grid.slowdowns[0])
 
 
 def run(
     *, quick: bool, full: bool = False, policies: bool = False, plot: Path | None = None
 ) -> tuple[list[Figure], list[dict[str, Any]]]:
     grid = QUICK if quick else ALL
-    offers = offers_of(folder_of(grid), grid.subjects)
+    offers = prepared(grid, grid.subjects)
     sums = Sums(folder_of(grid), offers)
     cells = cells_quick(sums.nearness) if quick else grid.cells() if full else cells_default(sums.nearness)
     measured, failed = _cells(grid, in_order(cells), offers, sums, seconds=CELL_QUICK_S if quick else CELL_S)
@@ -126,13 +126,22 @@ def _pair(grid: Grid) -> Iterator[LabPair]:
         yield pair
 
 
-def _is_ready(grid: Grid) -> bool:
-    with contextlib.suppress(OSError, KeyError, AssertionError):
-        folder = folder_of(grid)
-        offers = offers_of(folder, grid.subjects).values()
-        stages = [kept_stages(folder, offer, grid.slowdowns[0]) for offer in offers]
-        return all(kept.numbers for kept in (*stages, *(kept_transfers(folder, link) for link in grid.links)))
-    return False
+def prepared(grid: Grid, subjects: Sequence[Subject]) -> dict[Subject, Offer]:
+    """What these subjects offer; Unavailable where what `prepare` measures of them is not kept for their profiles."""
+    offers = offers_of(folder_of(grid), subjects)
+    if lacking := _lacking(grid, offers):
+        raise Unavailable(
+            f"nothing is kept in {folder_of(grid)} of {', '.join(lacking)} that belongs to the models' profiles as "
+            "they are now; run scripts/bench regret --prepare"
+        )
+    return offers
+
+
+def _lacking(grid: Grid, offers: Mapping[Subject, Offer]) -> list[str]:
+    """What was not measured yet with these profiles."""
+    folder, slowdown = folder_of(grid), grid.slowdowns[0]
+    stages = [str(subject) for subject, one in offers.items() if not kept_stages(folder, one, slowdown).numbers]
+    return stages + [str(link) for link in grid.links if not kept_transfers(folder, link).numbers]
 
 
 def _fill(pair: LabPair, grid: Grid, slowdown: float) -> None:
@@ -140,6 +149,8 @@ def _fill(pair: LabPair, grid: Grid, slowdown: float) -> None:
     print(f"starting the device, {slowdown:g}× slower …", flush=True)
     pair.start_agent(slowdown=slowdown, timeout_s=PROFILE_TIMEOUT_S * len(grid.subjects))
     offers = offers_of(folder_of(grid), grid.subjects)
+    if not _lacking(grid, offers):
+        return
     wait_until_open(pair, offers)
     for offer in offers.values():
         measure_stages(pair, folder_of(grid), offer, slowdown)

@@ -21,12 +21,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from agent.model_cache import find_card
 from agent.replay.known import Known
 from scripts.benches.regret_cells import LINKS, Cell, Subject
 from scripts.client import Answer, Client, Refused
 from scripts.lab_pair import Conditions, LabPair
+from scripts.models import Unavailable
 from scripts.pair import STATUS
-from split.graph.card import read_card
 from split.plan.plan import LOCAL, Placement, Plan
 from split.plan.table import Column
 from split.profiles.contract import contract_beside, default_contract
@@ -115,14 +116,16 @@ class Offer:
 
 
 def offers_of(folder: Path, subjects: Sequence[Subject]) -> dict[Subject, Offer]:
-    """Of the daemon in `folder`, which has profiled all models."""
+    """Of the daemon in `folder`, which has profiled all models: of its cache what it takes itself."""
     found: dict[str, Known] = {}
-    for place in (folder / "agent-cache" / "models").iterdir():
-        card, profile = read_card(place), read_profile(place)
-        assert profile is not None, place
-        name = Path(card.path).parents[1].name
-        contract = contract_beside(folder / "models" / name / "1" / "model.onnx") or default_contract(card)
-        found[name] = Known(card=card, profile=profile, contract=contract)
+    for name in dict.fromkeys(subject.model for subject in subjects):
+        path = folder / "models" / name / "1" / "model.onnx"
+        there = find_card(folder / "agent-cache", path)
+        profile = read_profile(there[0]) if there is not None else None
+        if there is None or profile is None:
+            raise Unavailable(f"{path} is not profiled in {folder / 'agent-cache'}; run scripts/bench regret --prepare")
+        card = there[1]
+        found[name] = Known(card=card, profile=profile, contract=contract_beside(path) or default_contract(card))
     return {subject: Offer(subject, found[subject.model]) for subject in subjects}
 
 

@@ -34,7 +34,6 @@ from scripts.benches.regret_stages import (
     Sums,
     measured_now,
     median_stages,
-    offers_of,
     wait_until_open,
 )
 from scripts.benches.regret_stages import Stages as Measured
@@ -121,7 +120,7 @@ def prepare() -> None:
 
 
 def run(*, quick: bool, plot: Path | None = None) -> tuple[list[Figure], list[dict[str, Any]]]:
-    offers = offers_of(FOLDER, [SUBJECT])
+    offers = regret.prepared(PREPARED, [SUBJECT])
     offer, scale = offers[SUBJECT], SCALE_QUICK if quick else SCALE
     replay = Replay(offer, Sums(FOLDER, offers), runs=STAGE_RUNS_QUICK if quick else STAGE_RUNS)
     courses = {name: _scaled(traces.TRACES[name](), scale) for name in (QUICK if quick else traces.TRACES)}

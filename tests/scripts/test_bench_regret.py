@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from PIL import Image
 
 from agent.replay.known import Known
 from scripts.benches import regret, regret_plot, regret_policies
-from scripts.benches.regret_cells import LINKS, SLOWDOWNS, SUBJECTS, Cell, Subject, cells_default
+from scripts.benches.regret_cells import LINKS, SLOWDOWNS, SUBJECTS, Cell, Grid, Subject, cells_default
 from scripts.benches.regret_oracle import AGAIN, AUTO, Measured, leave_out_failed, pool_of
 from scripts.benches.regret_plot import GAP, HIGH
 from scripts.benches.regret_policies import as_replayed
-from scripts.benches.regret_stages import Offer, Stages, Sums, Transfers, best_of_placements
+from scripts.benches.regret_stages import (
+    Offer,
+    Stages,
+    Sums,
+    Transfers,
+    best_of_placements,
+    kept_stages,
+    kept_transfers,
+)
 from scripts.lab_pair import Conditions
+from scripts.models import Unavailable
 from split.ids import CutId
 from split.plan.plan import LOCAL, Placement, Plan
 
@@ -147,6 +159,59 @@ def test_what_runs_for_real_are_the_five_best_sums_and_the_best_of_each_placemen
     pool = pool_of(list(sums_ms), sums_ms, splits[6])
     assert set(pool) == {*splits[:5], int8, LOCAL, OFFLOAD, splits[6]}
     assert len(pool) == len(set(pool))
+
+
+class _Device:
+    """A pair whose device measures its models anew when it starts, as after a change of what profiles depend on."""
+
+    def __init__(self, basis: str) -> None:
+        self.basis = basis
+
+    def start_agent(self, *, slowdown: float, timeout_s: float) -> None:
+        self.basis = "of now"
+
+
+def test_what_was_kept_beside_a_profile_that_the_device_takes_no_more_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = _Device("of before")
+    subject = Subject(model="made-up", form="tensor", kind="made up")
+    grid = Grid(name="one", subjects=(subject,), links=LINKS[:1], slowdowns=(5.0,))
+
+    def offers_of(folder: Path, subjects: object) -> dict[Subject, Offer]:
+        known = Known.of({LOCAL: as_replayed(LOCAL, stage(head_ms=100.0), 0.0, 5.0)})
+        return {
+            subject: Offer(subject, replace(known, profile=msgspec.structs.replace(known.profile, basis=device.basis)))
+        }
+
+    def keep(folder: Path) -> None:
+        for offer in offers_of(folder, ()).values():
+            record = kept_stages(folder, offer, 5.0)
+            record.numbers = {str(LOCAL): {"whole": 100.0, "overhead": 1.0}}
+            record.keep()
+
+    monkeypatch.setattr(regret, "CACHE", tmp_path)
+    monkeypatch.setattr(regret, "QUICK", grid)
+    monkeypatch.setattr(regret, "TRANSFERS_BY", subject)
+    monkeypatch.setattr(regret, "offers_of", offers_of)
+    monkeypatch.setattr(regret, "lay_models", lambda folder, subjects: None)
+    monkeypatch.setattr(regret, "_pair", lambda grid: nullcontext(device))
+    monkeypatch.setattr(regret, "wait_until_open", lambda pair, offers: None)
+    monkeypatch.setattr(regret, "measure_stages", lambda pair, folder, offer, slowdown: keep(folder))
+    folder = regret.folder_of(grid)
+    transfers = kept_transfers(folder, LINKS[0])
+    transfers.numbers = {"1000": {"network": 20.0}, "9000": {"network": 30.0}}
+    transfers.keep()
+    keep(folder)
+
+    device.start_agent(slowdown=5.0, timeout_s=1.0)
+    with pytest.raises(Unavailable, match=r"made-up \(tensor\).*regret --prepare"):
+        regret.prepared(grid, [subject])
+    device.basis = "of before"
+    regret.prepare(quick=True)
+    [offer] = regret.prepared(grid, [subject]).values()
+    assert offer.profile.basis == "of now"
+    assert Sums(folder, {subject: offer}).stages(Cell(subject=subject, link=LINKS[0], slowdown=5.0)).keys() == {LOCAL}
 
 
 class _Sums(Sums):
