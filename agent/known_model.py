@@ -18,11 +18,13 @@ from split.ids import CutId
 from split.plan.estimate import Drift, Residual
 from split.plan.exploring import Explorer
 from split.plan.message_cost import MessageCost, MessageCosts
+from split.plan.objective import SIGMAS
 from split.plan.observation import Flags, Floats, Opening
 from split.plan.pace import PacedDrift
 from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
 from split.plan.rate import Rate
 from split.plan.scaling import Ratio
+from split.plan.slack import margin_ratio
 from split.plan.table import LOCAL_ROW, Column, PlanTable
 from split.profiles.contract import Behaviour, Contract
 from split.profiles.measured import ModelProfile
@@ -185,6 +187,10 @@ class KnownModel:
         else:
             base = float(self.measured.at(facts.sizes).costs[Column.TAIL, int(rows.argmax())])
         return base * self.edge.ratio * self.slowdown
+
+    def finish_margin_ratio(self) -> float:
+        """As `Planner.finish_margin_ratio`."""
+        return margin_ratio(self.edge.scatter, SIGMAS[self.behaviour.service_class])
 
     def as_profiled_ms(self, facts: RequestFacts, plan: Plan, stage: str, measured_ms: float) -> float | None:
         """As `Planner.as_profiled_ms`."""

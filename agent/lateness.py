@@ -59,9 +59,11 @@ class Lateness:
         timeout_ms: float | None,
         begin: Callable[[], Finish],
         hedge_after_ms: float = math.inf,
+        margin_ratio: float = MARGIN_RATIO,
     ) -> asyncio.Future[Finish]:
         """`local_ms`: what the device would need; `timeout_ms`: bound on the wait inside the deadline (None: none);
-        `hedge_after_ms`: from then on the finish begins while the worker has nothing else to do.
+        `hedge_after_ms`: from then on the finish begins while the worker has nothing else to do; `margin_ratio`: of
+        `local_ms`, kept beside it (`split.plan.slack.margin_ratio`).
 
         `begin` hands the finish to the worker, at once and without waiting; it is called at most once. What it returns
         is the result of the future given here, what it raises that future's exception.
@@ -74,8 +76,8 @@ class Lateness:
             begun=loop.create_future(),
             deadline_at_s=deadline_at_s,
             in_time=local_ms <= left_ms,
-            runs_ms=local_ms * (1 + MARGIN_RATIO),
-            reserved_ms=reserved_ms(local_ms, left_ms),
+            runs_ms=local_ms * (1 + margin_ratio),
+            reserved_ms=reserved_ms(local_ms, left_ms, margin_ratio),
             give_up_at_s=math.inf if timeout_ms is None else now_s + timeout_ms / 1000,
             hedge_at_s=now_s + hedge_after_ms / 1000,
         )

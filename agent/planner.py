@@ -121,6 +121,11 @@ class Planner:
         slowdown in, queue and picture not."""
         return self._model(name).finish_ms(cut, facts)
 
+    def finish_margin_ratio(self, name: str) -> float:
+        """Of `finish_ms`, what to keep beside it by how far this model's runs scatter on this device, so that the
+        quantile of its class is in time."""
+        return self._model(name).finish_margin_ratio()
+
     def as_profiled_ms(
         self, name: str, facts: RequestFacts, plan: Plan, stage: str, measured_ms: float
     ) -> float | None:

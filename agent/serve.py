@@ -36,7 +36,7 @@ from agent.waiting import Asked, RemoteReply
 from split.errors import DeadlineExceeded, EngineFailed, IsthmusError, ModelUnavailable, UnknownModel
 from split.ids import OFFLOAD_CUT, CutId
 from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate
-from split.plan.slack import reserved_ms
+from split.plan.slack import MARGIN_RATIO, reserved_ms
 from split.runtime.engine import Segment, Stop
 from split.tensor import Tensors
 from split.wire.messages import Infer, Priority
@@ -138,6 +138,13 @@ class Serve:
             image_ms = model.profile.image_ms * self._compute.slowdown
             compute_ms = model.profile.whole_ms * self._compute.slowdown
         return image_ms + compute_ms + model.activation_ms(cut) * self._compute.slowdown
+
+    def _margin_ratio(self, request: InferenceRequest) -> float:
+        """Of a finish, as `Planner.finish_margin_ratio`."""
+        try:
+            return self._planner.finish_margin_ratio(request.model.name)
+        except UnknownModel:
+            return MARGIN_RATIO
 
     async def _carry_out(self, request: InferenceRequest, decision: Decision) -> Outcome:
         if decision.chosen.parts > 1:
@@ -278,6 +285,7 @@ class Serve:
             timeout_ms=request.model.contract.behaviour.fallback.timeout_ms,
             begin=lambda: self._begin(request, prepared),
             hedge_after_ms=hedge.after_ms,
+            margin_ratio=self._margin_ratio(request),
         )
         remote = asked.reply
         local: asyncio.Future[Outcome] | None = None
@@ -303,9 +311,22 @@ class Serve:
         finally:
             self._lateness.forget(request.id)
             if local is not None:
+                if not local.done():
+                    self._learn_cut_off(request, decision, prepared, _running_ms(late), hedge.finish_ms)
                 local.cancel()
             if not late.cancelled() and late.exception() is None:
                 late.result().cancel()
+
+    def _learn_cut_off(
+        self, request: InferenceRequest, decision: Decision, prepared: Prepared, ran_ms: float, expected_ms: float
+    ) -> None:
+        """A finish that nobody waits for any more takes at least as long as it has run: were only those learned from
+        that ended in time, a device would never be found to be slow."""
+        if ran_ms <= expected_ms or request.model.profile is None:
+            return
+        image_ms = self._planner.image_ms(request.model.name) if prepared.encoded else 0.0
+        plan, stage = (LOCAL, "whole") if prepared.cut is None else (decision.chosen.plan, "local_tail")
+        self._lessons.stage(request, plan, stage, ran_ms - image_ms)
 
     def _why_here(self, request: InferenceRequest, decision: Decision, asked: Asked, hedge: Hedge) -> str:
         if asked.lost.done():

@@ -80,6 +80,9 @@ class Drift:
     """What a pause may add, relative, before any was seen: less than one run scatters, so that it stays 0 until many
     agree."""
     PAUSE_MAX: Final = math.log(2.0)
+    SCATTER_GAIN: Final = 0.05
+    """Weight of one run in how far runs scatter; one that is further off than `ChangeDetector.CLIP` of it counts no
+    more than that, so that it takes some seven stalls to be believed eight times as far."""
 
     __slots__ = (
         "_across",
@@ -91,6 +94,7 @@ class Drift:
         "_paused",
         "_prior_variance",
         "_ran_at_s",
+        "_scatter_variance",
         "_usual",
         "_variance",
         "count",
@@ -108,6 +112,7 @@ class Drift:
         self._paused = 0.0
         """How much of a pause there was before now, 0…1."""
         self._asked_at_s = self._ran_at_s = math.inf
+        self._scatter_variance = self.NOISE * self.NOISE
         self.count = 0
 
     @property
@@ -124,6 +129,12 @@ class Drift:
     def sigma(self) -> float:
         """Relative standard deviation of the next measurement around `ratio`."""
         return math.sqrt(self._spread() + self.NOISE * self.NOISE)
+
+    @property
+    def scatter(self) -> float:
+        """Standard deviation of log(measured / what was believed before), upwards, as runs have shown it; at least
+        `NOISE`. Not in `sigma`: that is how well the mean is known, this how late a single run may be."""
+        return math.sqrt(self._scatter_variance)
 
     def rest(self, now_s: float) -> None:
         """It is `now_s`, and a run may follow: what was measured last has aged, and there may have been a pause."""
@@ -162,6 +173,7 @@ class Drift:
         self._variance += self.WALK * self.WALK
         total = self._spread() + noise * noise
         normalised = innovation / math.sqrt(total)
+        self._learn_scatter(innovation * self.NOISE / noise)
         if self._detector.changed(normalised):
             self._variance, self._across = max(self._prior_variance, innovation * innovation), 0.0
             total = self._spread() + noise * noise
@@ -181,6 +193,12 @@ class Drift:
         if self._asked_at_s < math.inf:
             self._ran_at_s = self._asked_at_s + measured_ms / 1000.0
         return math.exp(self._log + paused * self._pause)
+
+    def _learn_scatter(self, innovation: float) -> None:
+        # Twice those above, none of those below: the upper half's variance. Who is early is late for nothing.
+        above = min(max(innovation, 0.0), ChangeDetector.CLIP * self.scatter)
+        seen = self._scatter_variance + self.SCATTER_GAIN * (2.0 * above * above - self._scatter_variance)
+        self._scatter_variance = max(seen, self.NOISE * self.NOISE)
 
     def _spread(self) -> float:
         """Variance of the logarithm of the next run's ratio."""

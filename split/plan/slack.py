@@ -7,8 +7,11 @@ deadline or when the next must start, whichever comes first (Liu and Layland 197
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import Final, TypeVar
+
+from split.plan.estimate import Drift
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -17,14 +20,26 @@ MARGIN_MS: Final = 8.0
 time + 20 ms is what must hold (I3), so the margin has to stay well below 20."""
 MARGIN_RATIO: Final = 0.05
 """Of the local finish: one run varies by a few percent."""
+MARGIN_RATIO_MAX: Final = 10.0
+"""Of it at most, however far runs scatter."""
 SLACK_RATIO: Final = 0.05
 """Of the time that is there beyond the local finish: who can wait a second loses nothing by giving up 50 ms earlier,
 and a busy machine then still meets the deadline."""
 
 
-def reserved_ms(local_ms: float, left_ms: float) -> float:
-    """How long before its deadline, `left_ms` away, a finish that takes `local_ms` is to start: with its margins."""
-    return local_ms * (1 + MARGIN_RATIO) + MARGIN_MS + max(left_ms - local_ms, 0.0) * SLACK_RATIO
+def margin_ratio(scatter: float, sigmas: float) -> float:
+    """Of a local finish whose runs scatter by `scatter` (σ of the logarithm, `Drift.scatter`): what to keep beside it,
+    so that the quantile `sigmas` above the median, exp(sigmas · σ) of a log-normal, is in time.
+
+    `MARGIN_RATIO` covers what every run scatters by (`Drift.NOISE`); only what goes beyond, in quadrature, is added."""
+    beyond = math.sqrt(max(scatter * scatter - Drift.NOISE * Drift.NOISE, 0.0))
+    return min(MARGIN_RATIO + math.expm1(min(sigmas * beyond, MARGIN_RATIO_MAX)), MARGIN_RATIO_MAX)
+
+
+def reserved_ms(local_ms: float, left_ms: float, ratio: float = MARGIN_RATIO) -> float:
+    """How long before its deadline, `left_ms` away, a finish that takes `local_ms` is to start: with its margins.
+    `ratio`: of the finish, as `margin_ratio`."""
+    return local_ms * (1 + ratio) + MARGIN_MS + max(left_ms - local_ms, 0.0) * SLACK_RATIO
 
 
 def latest_starts(now_s: float, pending: Sequence[tuple[Key, float, float]]) -> dict[Key, float]:

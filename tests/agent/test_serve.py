@@ -109,11 +109,12 @@ class SlowJob(asyncio.Future[Timed[Any]]):
 
 class SlowCompute:
     """Stands for `agent.compute.Compute`: one job at a time, earliest deadline first, each taking what it was expected
-    to, in virtual time."""
+    to (`takes_ms`: or other than that), in virtual time."""
 
     def __init__(self, slowdown: float) -> None:
         self.slowdown = slowdown
         self.on_load: Callable[[float, float], None] = lambda *load: None
+        self.takes_ms: Callable[[float], float] = lambda expected_ms: expected_ms
         self.took_ms: list[float] = []
         self.ranks: list[int] = []
         self._waiting: list[tuple[float, int, float, float, Callable[[], Any], SlowJob]] = []
@@ -155,7 +156,8 @@ class SlowCompute:
                 future.started_at_s = loop.time()
                 self._busy, self._busy_until_s = True, loop.time() + expected_ms / 1000
                 queue_ms = (loop.time() - entered_at_s) * 1000
-                loop.call_later(expected_ms / 1000, self._done, work, future, queue_ms, expected_ms)
+                run_ms = self.takes_ms(expected_ms)
+                loop.call_later(run_ms / 1000, self._done, work, future, queue_ms, run_ms)
 
     def _done(self, work: Callable[[], Any], future: SlowJob, queue_ms: float, run_ms: float) -> None:
         self.took_ms.append(run_ms)
@@ -623,6 +625,64 @@ def test_many_requests_before_a_silent_companion_all_meet_their_deadlines(tmp_pa
                 assert_right(outcome)
                 assert outcome.total_ms <= 1000.0
             assert len(lab.compute.took_ms) == 12  # six heads, six tails, nothing twice
+
+    run_in_virtual_time(story())
+
+
+def scatters(lab: Lab) -> None:
+    """Each run of the lab takes a log-normal time, σ = 0.4, and the planner learns from it: what the tiny model really
+    takes is no matter."""
+    rng = np.random.default_rng(5)
+    lab.compute.takes_ms = lambda expected_ms: float(np.exp(rng.normal(0.0, 0.4))) * (WHOLE_MS if expected_ms else 0.0)
+
+    def observe(name: str, plan: Plan, stage: str, measured_ms: float) -> None:
+        if stage == "whole":
+            Planner.observe_edge(lab.planner, name, plan, stage, max(lab.compute.took_ms[-1], measured_ms))
+
+    lab.planner.observe_edge = observe  # type: ignore[method-assign]  # this one does learn
+
+
+@pytest.mark.parametrize(("service_class", "quantile"), [("gold", 0.999), ("silver", 0.977), ("bronze", 0.90)])
+def test_before_a_silent_companion_a_device_whose_times_scatter_keeps_the_quantile_of_the_class(
+    tmp_path: Path, service_class: Any, quantile: float
+) -> None:
+    async def story() -> None:
+        contract = Contract(behaviour=Behaviour(service_class=service_class))
+        async with Lab(tmp_path, behave=says_nothing, contract=contract) as lab:
+            scatters(lab)
+
+            async def waited_in_time() -> bool | None:
+                """None: it did not wait for the companion."""
+                sent = len(lab.seen)
+                with contextlib.suppress(DeadlineExceeded):
+                    outcome = await lab.ask(mode="offload", deadline_ms=700.0)
+                    await asyncio.sleep(0.05)  # virtual: the lessons of an answer come after it
+                    return outcome.total_ms <= 700.0 if len(lab.seen) > sent else None
+                await asyncio.sleep(1.0)
+                return False
+
+            for _ in range(60):  # how far they scatter is learned
+                await waited_in_time()
+            met = [met for _ in range(400) if (met := await waited_in_time()) is not None]
+            assert len(met) > 100
+            # One standard deviation of the count beside the quantile.
+            count = len(met)
+            assert sum(met) >= count * quantile - math.sqrt(count * quantile * (1 - quantile))
+
+    run_in_virtual_time(story())
+
+
+def test_a_finish_that_the_deadline_cuts_off_teaches_that_it_takes_at_least_so_long(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=says_nothing) as lab:
+            told: list[tuple[str, float]] = []
+            lab.planner.observe_edge = lambda _, plan, stage, ms: told.append((stage, ms))  # type: ignore[method-assign]
+            lab.compute.takes_ms = lambda expected_ms: 10 * expected_ms
+            with pytest.raises(DeadlineExceeded):
+                await lab.ask(mode="offload", deadline_ms=500.0)
+            await asyncio.sleep(2.0)
+            # It began 100 + 5 + 8 + 20 ms before the deadline: 5 % of itself, 8 ms, 5 % of the 400 ms beyond.
+            assert dict(told)["whole"] == pytest.approx(133.0, abs=0.5)
 
     run_in_virtual_time(story())
 

@@ -35,6 +35,28 @@ def test_one_stalled_run_moves_drift_by_less_than_a_tenth() -> None:
     assert drift.ratio == pytest.approx(1.0, rel=0.1)
 
 
+@pytest.mark.parametrize("sigma", [0.2, 0.4])
+def test_drift_learns_how_far_runs_scatter_around_what_it_believed(sigma: float) -> None:
+    rng = np.random.default_rng(4)
+    drift, off, told = Drift(), [], []
+    for _ in range(1000):
+        took_ms, before_ms = 40.0 * float(np.exp(rng.normal(0, sigma))), 40.0 * drift.ratio
+        off.append(np.log(took_ms / before_ms))
+        told.append(drift.scatter)
+        drift.observe(took_ms, 40.0)
+    above = np.maximum(off[100:], 0.0)
+    assert np.mean(told[100:]) == pytest.approx(np.sqrt(2.0 * np.mean(above**2)), rel=0.15)
+
+
+def test_a_steady_device_does_not_scatter_and_one_stall_hardly_makes_it() -> None:
+    drift = Drift()
+    for _ in range(50):
+        drift.observe(40.0, 40.0)
+    assert drift.scatter == pytest.approx(0.05)
+    drift.observe(4_000.0, 40.0)
+    assert drift.scatter == pytest.approx(0.05 * np.sqrt(1.0 + 0.05 * 17.0))  # as if it were three σ off
+
+
 def test_a_stage_that_takes_no_time_teaches_nothing() -> None:
     drift, residual = Drift(), Residual()
     drift.observe(3.0, 0.0)

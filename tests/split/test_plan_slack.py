@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from split.plan.slack import first_to_run, latest_starts
+from split.plan.slack import first_to_run, latest_starts, margin_ratio, reserved_ms
 
 Pending = list[tuple[int, float, float]]
 
@@ -65,6 +65,16 @@ def test_what_is_late_already_starts_now_in_order_of_deadlines() -> None:
 def test_one_request_starts_its_local_time_before_its_deadline() -> None:
     assert latest_starts(0.0, [("a", 1.0, 300.0)]) == pytest.approx({"a": 0.7})
     assert latest_starts(0.0, []) == {}
+
+
+def test_a_finish_whose_runs_scatter_is_given_the_quantile_of_a_log_normal() -> None:
+    assert margin_ratio(0.05, 2.0) == pytest.approx(0.05)  # what every run scatters by is in the five percent
+    # σ = 0.4 two above the median: exp(2 · √(0.4² − 0.05²)) = exp(0.7937) = 2.2116
+    assert margin_ratio(0.4, 2.0) == pytest.approx(1.2616, abs=1e-4)
+    assert margin_ratio(1e300, 3.0) == margin_ratio(float("inf"), 3.0) == 10.0
+    # 29 ms · 2.2616 + 8 ms + 5 % of the 371 ms beyond
+    assert reserved_ms(29.0, 400.0, margin_ratio(0.4, 2.0)) == pytest.approx(92.14, abs=0.01)
+    assert reserved_ms(29.0, 400.0) == pytest.approx(57.0)
 
 
 def met(order: list[tuple[float, float, int]]) -> set[tuple[float, float, int]]:
