@@ -255,6 +255,11 @@ class Daemon:
             planner.add_model(model.name, model.card, model.profile, model.contract, model.opening_ms)
             uplink.serve_model(model)
 
+        def recalibrated(model: ServedModel) -> None:
+            assert model.profile is not None
+            planner.recalibrated(model.name, model.card, model.profile, model.contract, model.opening_ms)
+            uplink.recalibrated(model)
+
         def gone(model: ServedModel) -> None:
             planner.remove_model(model.name)
             uplink.drop_model(model)
@@ -270,6 +275,7 @@ class Daemon:
             machine=machine,
             on_ready=ready,
             on_gone=gone,
+            on_recalibrated=recalibrated,
         )
 
     async def _open_doors(self) -> None:

@@ -51,6 +51,8 @@ RECENT_CUTS: Final = 2
 NEEDS_CALIBRATION: Final = frozenset({"klt"})
 """Codecs whose payloads the companion reads with the model's calibration."""
 NO_CALIBRATION_YET: Final = "the companion has no calibration yet"
+CALIBRATED: Final = ("klt", "jpeg", "webp")
+"""Codecs whose rows come from a calibration, and what was found of them with it."""
 
 OpeningMs = Mapping[CutId | Placement, tuple[float, float]]
 """Cut, local or offload → ms to open what runs first on the device, and what finishes there; what is not in it is
@@ -142,23 +144,48 @@ class KnownModel:
     ) -> KnownModel:
         """As profiled, nothing learned yet. `opening_ms`: as of `Planner.add_model`."""
         table = PlanTable.build(card, profile, contract)
-        groups: dict[CutId | Placement, list[bool]] = {}
-        for key in {_segment(plan) for plan in table.plans}:
-            groups[key] = [_segment(plan) == key for plan in table.plans]
         tries = contract.behaviour.service_class != "gold" and table.finishes_here
         return cls(
-            codecs_not_there=dict.fromkeys(table.with_codec.keys() & NEEDS_CALIBRATION, NO_CALIBRATION_YET),
+            codecs_not_there=_not_there_yet(table),
             profile=profile,
             behaviour=contract.behaviour,
             slowdown=slowdown,
             opening_ms=opening_ms,
             measured=table,
             table=table,
-            groups={key: np.array(rows) for key, rows in groups.items()},
+            groups=_groups(table),
             cloud_ms=table.costs[Column.TAIL],
             opened=_only_local(table),
             explorer=Explorer(~_only_local(table)) if tries else None,
         )
+
+    def recalibrated(
+        self, card: ModelCard, profile: ModelProfile, contract: Contract, opening_ms: Callable[[], OpeningMs]
+    ) -> None:
+        """As `Planner.recalibrated`: the segments are the same, the codecs' rows are others."""
+        before, first = self.table, {key: int(rows.argmax()) for key, rows in self.groups.items()}
+        now = PlanTable.build(card, profile, contract)
+        alike = [first.get(_segment(plan)) for plan in now.plans]
+        known, rows = np.array([row is not None for row in alike]), np.array([row or 0 for row in alike])
+        costs, learned = now.costs, before.costs[:, rows]
+        for codec in CALIBRATED:
+            self.codecs_broken.pop(codec, None)
+            self.messages.rates.pop(codec, None)
+        for codec in NEEDS_CALIBRATION:
+            self.codecs_not_there.pop(codec, None)
+        self.codecs_not_there |= _not_there_yet(now)
+        if self.explorer is not None:
+            self.explorer.rearrange(~_only_local(now), [before.row_of.get(plan) for plan in now.plans])
+        self.incumbent = now.row_of.get(before.plans[self.incumbent], LOCAL_ROW)
+        self.opened = np.where(known, self.opened[rows], _only_local(now))
+        self.cloud_ms = np.where(known, self.cloud_ms[rows], costs[Column.TAIL] * self.speed_ratio)
+        self.profile, self.measured, self.groups = profile, now, _groups(now)
+        self.opening_ms, self._opening_known = opening_ms, None
+        self.table = now.with_compute(
+            head_ms=np.where(known, learned[Column.HEAD], costs[Column.HEAD]),
+            tail_ms=np.where(known, learned[Column.TAIL], self.cloud_ms),
+            proven=known & (before.doubt[rows] == 1.0),
+        ).with_messages(now, self.messages)
 
     # -- decisions ----------------------------------------------------------------------------------------------------
 
@@ -229,7 +256,7 @@ class KnownModel:
         self.ready, self.not_ready_why, self.forbidden = False, "", ""
         self.opened = _only_local(self.table)
         self.cuts_not_open.clear()
-        self.codecs_not_there = dict.fromkeys(self.table.with_codec.keys() & NEEDS_CALIBRATION, NO_CALIBRATION_YET)
+        self.codecs_not_there = _not_there_yet(self.table)
 
     def another_way(self) -> None:
         """The companion is another one, or reached another way."""
@@ -436,6 +463,16 @@ class KnownModel:
 def _segment(plan: Plan) -> CutId | Placement:
     """What the plan runs, whatever the codec."""
     return plan.placement if plan.cut is None else plan.cut
+
+
+def _groups(table: PlanTable) -> dict[CutId | Placement, Flags]:
+    """Segment → its rows."""
+    keys = [_segment(plan) for plan in table.plans]
+    return {key: np.array([one == key for one in keys]) for key in keys}
+
+
+def _not_there_yet(table: PlanTable) -> dict[str, str]:
+    return dict.fromkeys(table.with_codec.keys() & NEEDS_CALIBRATION, NO_CALIBRATION_YET)
 
 
 def _only_local(table: PlanTable) -> Flags:

@@ -123,6 +123,10 @@ class Openings:
         self._on_open = on_open
         """Told, after the planner, the digest and the cut (`OFFLOAD_CUT`: the whole; `KLT`: payloads of that codec)
         that may be asked for now."""
+        self._served: dict[str, ServedModel] = {}
+        """By name, with the calibration of now."""
+        self._there: set[str] = set()
+        """Names whose model the companion has."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """By the model's name."""
         self._calibrating: dict[str, asyncio.Task[None]] = {}
@@ -144,7 +148,18 @@ class Openings:
         self.drop(model.name)
         if self._stopped:
             return
+        self._served[model.name] = model
         self._tasks[model.name] = asyncio.create_task(self._keep(model), name=f"open {model.name}")
+
+    def recalibrated(self, model: ServedModel) -> None:
+        """The model of this name has another calibration: bring it, and leave the rest as it is."""
+        if self._stopped:
+            return
+        self._served[model.name] = model
+        self._end(self._calibrating.pop(model.name, None))
+        if model.name in self._there:
+            self._tell_codecs(model)
+            self.calibrate(model)
 
     def calibrate(self, model: ServedModel) -> None:
         """Have the companion read codec klt of this model, if there is a calibration: beside its cuts, and again where
@@ -157,11 +172,16 @@ class Openings:
 
     def drop(self, name: str) -> None:
         """Stop opening this model. Another name of the same model goes on."""
-        for task in (self._tasks.pop(name, None), self._calibrating.pop(name, None)):
-            if task is not None:
-                task.cancel()
-                self._ended.add(task)
-                task.add_done_callback(self._ended.discard)
+        self._served.pop(name, None)
+        self._there.discard(name)
+        self._end(self._tasks.pop(name, None))
+        self._end(self._calibrating.pop(name, None))
+
+    def _end(self, task: asyncio.Task[None] | None) -> None:
+        if task is not None:
+            task.cancel()
+            self._ended.add(task)
+            task.add_done_callback(self._ended.discard)
 
     def take(self, message: ModelNeed | ModelReady | SegmentReady | Refused) -> None:
         """An answer came; one that nobody waits for any more is let fall."""
@@ -188,7 +208,9 @@ class Openings:
             return
         try:
             if await self._shared(model):
-                self.calibrate(model)
+                self._there.add(model.name)
+                self._tell_codecs(self._served[model.name])
+                self.calibrate(self._served[model.name])
                 await self._open_cuts(model)
         except ConnectionLost:
             return
@@ -235,11 +257,6 @@ class Openings:
         same = self._channel.peer_hello.image == image_fingerprint()
         why = None if same else "the companion decodes pictures otherwise than this device"
         self._planner.forbid_encoded(model.name, why)
-        for codec in {one.codec for one in model.profile.input_codecs} & REENCODED if model.profile else ():
-            if codec in self._channel.peer_hello.codecs:
-                self._planner.codec_ready(model.name, codec)
-            else:
-                self._planner.codec_not_ready(model.name, codec, _unknown(codec))
         offer = ModelOffer(
             digest=model.digest,
             files=model.card.files,
@@ -268,6 +285,15 @@ class Openings:
         self._flight.opened(offer)
         self._planner.companion_ready(model.name, answer.whole_ms, answer.image_ms)
         self._on_open(model.digest, OFFLOAD_CUT)
+
+    def _tell_codecs(self, model: ServedModel) -> None:
+        """Which of its picture codecs the companion knows."""
+        assert model.profile is not None, "a model is shared once it is profiled"
+        for codec in {one.codec for one in model.profile.input_codecs} & REENCODED:
+            if codec in self._channel.peer_hello.codecs:
+                self._planner.codec_ready(model.name, codec)
+            else:
+                self._planner.codec_not_ready(model.name, codec, _unknown(codec))
 
     async def _calibrate(self, model: ServedModel) -> None:
         """Try until the companion has the calibration; what fails costs the codec alone."""

@@ -84,6 +84,19 @@ class Planner:
         """
         self._models[name] = KnownModel.of(card, profile, contract, opening_ms=opening_ms, slowdown=self._slowdown)
 
+    def recalibrated(
+        self,
+        name: str,
+        card: ModelCard,
+        profile: ModelProfile,
+        contract: Contract,
+        opening_ms: Callable[[], OpeningMs] = lambda: _ALL_OPEN,
+    ) -> None:
+        """The same model with another calibration: what was learned of it stays, and what the companion holds open. Of
+        codecs with settings nothing was learned yet, and the companion must have the calibration (`codec_ready`).
+        UnknownModel without `add_model`."""
+        self._model(name).recalibrated(card, profile, contract, opening_ms)
+
     def recent_cuts(self, name: str) -> tuple[int, Sequence[CutId]]:
         """How often was decided so far, and the cuts that were chosen or worth opening lately, the last one first.
         UnknownModel without `add_model`."""

@@ -28,7 +28,8 @@ class Repository:
     """Owns the entries and the tasks that load them.
 
     `timeout_s`, `memory_bytes`: of each child process, see `run_child`; opening a model here may take as long.
-    `runtime`, `machine`: what a profile must have been measured on. `on_ready` and `on_gone` tell planner and uplink.
+    `runtime`, `machine`: what a profile must have been measured on. `on_ready`, `on_gone` and `on_recalibrated` (what
+    is served under the name from now on) tell planner and uplink.
     """
 
     def __init__(
@@ -44,10 +45,11 @@ class Repository:
         warm_up: Callable[[ServedModel], Awaitable[None]],
         on_ready: Callable[[ServedModel], None],
         on_gone: Callable[[ServedModel], None],
+        on_recalibrated: Callable[[ServedModel], None],
     ) -> None:
         self._folder = folder
-        self._on_ready = on_ready
         self._on_gone = on_gone
+        self._on_recalibrated = on_recalibrated
         self._entries: dict[ModelName, Entry] = {}
         self._changing: dict[ModelName, asyncio.Lock] = {}
         """Of the names in the folder: one load or unload of each at a time."""
@@ -129,9 +131,8 @@ class Repository:
         assert entry.model is model, "whoever looks at a model does not wait in between"
         assert model.profile is not None, "it is measured"
         profile = calibrated(model.card, model.profile, sidecar.calibration)
-        self._on_gone(model)
         entry.model = replace(model, profile=profile, sidecar=sidecar)
-        self._on_ready(entry.model)
+        self._on_recalibrated(entry.model)
 
     async def _load(self, name: ModelName, place: ModelFolder) -> None:
         async with self._changing.setdefault(name, asyncio.Lock()):

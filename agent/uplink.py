@@ -177,6 +177,12 @@ class Uplink:
         if self._openings is not None:
             self._openings.begin(model)
 
+    def recalibrated(self, model: ServedModel) -> None:
+        """A model that is served has another calibration: that alone is brought to the companion."""
+        self._models[model.name] = model
+        if self._openings is not None:
+            self._openings.recalibrated(model)
+
     def drop_model(self, model: ServedModel) -> None:
         self._models.pop(model.name, None)
         self._flight.forget(model.digest)

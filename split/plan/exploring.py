@@ -15,7 +15,7 @@ values, no requests: what must not be explored (`decide.py`, the planner) does n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -193,6 +193,14 @@ class Explorer:
         self._common = COMMON_FADE * (self._common + COMMON_GAIN * innovation)
         self._noise2 += NOISE_GAIN * (innovation * innovation - self._noise2)
         self._noise2 = max(self._noise2, NOISE_MIN * NOISE_MIN)
+        self._feel()
+
+    def rearrange(self, remote: Flags, former: Sequence[int | None]) -> None:
+        """The plans lie in other rows now; `former`: where each lay, None for one that is new."""
+        known, rows = np.array([row is not None for row in former]), np.array([row or 0 for row in former])
+        self._remote = remote
+        self._weight = np.where(known, self._weight[rows], 0.0)
+        self._sum = np.where(known, self._sum[rows], 0.0)
         self._feel()
 
     def forget_remote(self) -> None:

@@ -8,6 +8,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,8 +17,9 @@ from split.plan.plan import LOCAL, Placement, PlanEstimate
 from split.plan.power import PowerModel
 from split.plan.probing import PING_BURST_BYTES, PING_COST_BYTES, PROBE_BURST_BYTES
 from split.plan.slow_start import SendWindow
+from split.profiles.measured import CodecCosts, Point
 from split.profiles.radio import Radio
-from tests.agent.test_planner import TENSOR, choose, connected_planner, knowing_planner
+from tests.agent.test_planner import CARD, CONTRACT, PROFILE, TENSOR, choose, connected_planner, knowing_planner
 from tests.agent.tiny_card import CUT, OFFLOAD, SPLIT
 
 
@@ -139,6 +141,42 @@ def test_what_a_pause_adds_is_not_taken_for_its_cuts_own() -> None:
     assert planner.finish_ms("m", CUT, TENSOR) == pytest.approx(70.0, rel=0.05)
     offload = choose(planner, dataclasses.replace(TENSOR, mode=Placement.OFFLOAD), now_s).chosen
     assert offload.stages_ms["tail"] == pytest.approx(10.0, rel=0.05)
+
+
+def test_a_new_calibration_keeps_what_was_learned_and_what_is_open_there() -> None:
+    """The head takes 30 ms, profiled 20, the tail there 14, said to be 7; the calibration adds a codec before the
+    others, so that every row lies elsewhere."""
+    planner, now_s = connected_planner(), 1.0
+    forced = dataclasses.replace(TENSOR, mode=Placement.SPLIT)
+    for _ in range(60):
+        now_s += 0.2
+        choose(planner, forced, now_s)
+        planner.observe_transfer(4_000, 40, 1.0 + 0.32, now_s)
+        planner.observe_edge("m", SPLIT, "head", 30.0)
+        planner.observe_cloud("m", SPLIT, 0.0, 14.0)
+    for _ in range(5):
+        choose(planner, now_s=now_s)
+    decisions, before = planner.recent_cuts("m"), choose(planner, forced, now_s).chosen
+    planner.codec_broken("m", "klt", "was too far off")
+    point = Point(level=64, mean_bytes=900.0, p95_bytes=900.0, fidelity={"kl": 0.01})
+    klt = CodecCosts(codec="klt", bytes=900, encode_ms=0.5, decode_ms=0.1, curve=(point,))
+    cut = PROFILE.cuts[0]
+    profile = msgspec.structs.replace(PROFILE, cuts=(msgspec.structs.replace(cut, codecs=(klt, *cut.codecs)),))
+    allowing = msgspec.structs.replace(
+        CONTRACT, data=msgspec.structs.replace(CONTRACT.data, codecs=("raw", "encoded", "klt"))
+    )
+    planner.recalibrated("m", CARD, profile, allowing)
+    assert planner.recent_cuts("m") == decisions
+    after = choose(planner, dataclasses.replace(forced, codec="raw"), now_s).chosen
+    assert (after.plan, after.predicted_ms) == (SPLIT, pytest.approx(before.predicted_ms))
+    assert planner.snapshot(now_s)["models"]["m"]["codecs_why_not"] == {"klt": "the companion has no calibration yet"}
+    planner.codec_ready("m", "klt")
+    chosen = choose(planner, dataclasses.replace(forced, codec="klt"), now_s).chosen
+    assert (chosen.plan.codec, chosen.bytes, chosen.level) == ("klt", 900, 64)
+    assert chosen.stages_ms["head"] == pytest.approx(30.0, rel=0.03)
+    assert chosen.stages_ms["tail"] == pytest.approx(14.0, rel=0.03)
+    planner.recalibrated("m", CARD, PROFILE, CONTRACT)
+    assert choose(planner, forced, now_s).chosen.predicted_ms == pytest.approx(before.predicted_ms)
 
 
 def test_sensors_that_tell_nothing_change_nothing() -> None:

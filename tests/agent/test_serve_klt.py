@@ -38,7 +38,7 @@ from split.profiles.contract import Contract, Data, Fidelity
 from split.profiles.measured import CodecCosts, Point
 from split.transport.memory import MemoryChannel, memory_pair
 from split.transport.virtual_time import run_in_virtual_time
-from split.wire.messages import NO_CALIBRATION, Infer, Message, ModelOffer, Refused
+from split.wire.messages import NO_CALIBRATION, Infer, Message, ModelOffer, Refused, SegmentOpen
 from tests.agent.test_serve import HELLO, Behaviour_, Lab, answer
 
 FINE, COARSE = 64, 144
@@ -47,6 +47,8 @@ SPEAKS_KLT = msgspec.structs.replace(HELLO, codecs=SPOKEN)
 
 
 class KltLab(Lab):
+    laid = False
+
     def __init__(
         self,
         folder: Path,
@@ -60,6 +62,9 @@ class KltLab(Lab):
         super().__init__(folder, behave=behave, contract=CONTRACT, rows=rows)
         self._hello = hello
         self.offers: list[ModelOffer] = []
+        """Of calibrations."""
+        self.openings: list[ModelOffer | SegmentOpen] = []
+        """Of models and cuts."""
         self.lay(fine_bytes)
         self.serve = Serve(
             planner=self.planner,
@@ -69,6 +74,11 @@ class KltLab(Lab):
             journal=self.journal,
             spot_check_every=every,
         )
+
+    def lay_anew(self, fine_bytes: float) -> None:
+        """While it is served."""
+        self.lay(fine_bytes)
+        self.uplink.recalibrated(self.model)
 
     def lay(self, fine_bytes: float) -> None:
         """A calibration whose curve says that fine payloads have so many bytes; served from now on."""
@@ -103,7 +113,8 @@ class KltLab(Lab):
         assert self.model.profile is not None
         profile = calibrated(card, self.model.profile, sidecar.calibration)
         self.model = replace(self.model, profile=profile, sidecar=sidecar)
-        self.planner.add_model("tiny", card, profile, self.model.contract)
+        (self.planner.recalibrated if self.laid else self.planner.add_model)("tiny", card, profile, self.model.contract)
+        self.laid = True
 
     async def _dial(self, address: str, timeout_s: float, first: Sequence[Message]) -> MemoryChannel:
         device, companion = memory_pair(SPEAKS_KLT, self._hello)
@@ -114,6 +125,8 @@ class KltLab(Lab):
         def watched(message: Any, *rest: Any, **more: Any) -> None:
             if isinstance(message, ModelOffer) and message.calibrates:
                 self.offers.append(message)
+            elif isinstance(message, ModelOffer | SegmentOpen):
+                self.openings.append(message)
             send(message, *rest, **more)
 
         device.send = watched  # type: ignore[method-assign]  # seen on its way
@@ -260,11 +273,15 @@ def test_a_payload_that_is_refused_for_want_of_the_calibration_ends_here_and_it_
 def test_a_new_calibration_is_offered_and_used_while_the_connection_lives(tmp_path: Path) -> None:
     async def story(lab: KltLab) -> None:
         await lab.ask_klt()
-        lab.lay(70.0)
-        lab.uplink.serve_model(lab.model)
+        opened = len(lab.openings)
+        lab.lay_anew(70.0)
+        assert lab.why_not() == "the companion has no calibration yet"
+        meanwhile = await lab.ask(codec="raw")
+        assert (meanwhile.ran.placement, meanwhile.fallback) == (Placement.SPLIT, "")
         await lab.until(lambda: len(lab.offers) == 2)
         await asyncio.sleep(0.2)
         assert lab.offers[0].digest != lab.offers[1].digest
+        assert len(lab.openings) == opened
         outcome = await lab.ask_klt()
         assert (outcome.ran.placement, outcome.decision.chosen.bytes) == (Placement.SPLIT, 70)
 
@@ -317,8 +334,7 @@ def test_answers_beyond_the_bound_take_the_codec_from_the_model_until_it_is_cali
         assert "mean of 8 spot checks" in outcome.fallback
         raw = await lab.ask(codec="raw")
         assert raw.ran.placement is Placement.SPLIT
-        lab.lay(60.0)
-        lab.uplink.serve_model(lab.model)
+        lab.lay_anew(60.0)
         await lab.until(lambda: not lab.why_not())
 
     with caplog.at_level(logging.WARNING):
