@@ -95,8 +95,8 @@ class CodedCut:
         probes: int,
         has_time: Callable[[], bool],
     ) -> None:
-        """See what crosses for these requests (each with its fold), and how the outputs move with it for `probes` of
-        them, or for as many as there is time."""
+        """See what crosses for these requests (each with its fold), and how the outputs move with it for the first
+        `probes` of them, or for as many as there is time."""
         self._seen = [(fold, self._halves.crossing(request())[0]) for fold, request in requests]
         for spec in self._halves.specs:
             tensors = [seen[spec.name] for _, seen in self._seen]
@@ -107,9 +107,7 @@ class CodedCut:
             Probed(name=name, layout=known.layout, deviation=known.deviation)
             for name, known in self._statistics(-1).items()
         ]
-        wanted = min(probes, len(self._seen))
-        for number in range(wanted):
-            fold, crossing = self._seen[number * len(self._seen) // wanted]
+        for number, (fold, crossing) in enumerate(self._seen[:probes]):
             for found in gram(crossing, probed, self._halves.finish, measure, number):
                 if found is not None:
                     self._grams.append((fold, found))
@@ -117,13 +115,15 @@ class CodedCut:
                     break
             if not has_time():
                 break
-        if len(self._grams) < wanted:
-            log.warning(
+        asked, wanted = len(self._grams), min(probes, len(self._seen))
+        if asked < wanted:
+            log.log(
+                logging.INFO if asked else logging.WARNING,
                 "cut=%s: there was time to ask for the outputs' sensitivity on %d of %d inputs%s",
                 self._halves.cut.id,
-                len(self._grams),
+                asked,
                 wanted,
-                "" if self._grams else "; its transform goes by variance alone",
+                "" if asked else "; its transform goes by variance alone",
             )
 
     def tables(self, without: int = -1) -> CutTables:
@@ -191,20 +191,19 @@ class CodedCut:
 
     def _sensitivity(self, name: str, statistics: Statistics, without: int) -> Array:
         """M: the mean over the requests asked, in the same units for every fold (a level means the same in all of
-        them); what stands for it where too few were asked, or nothing moves the outputs."""
+        them); what stands for it where none was asked, or nothing moves the outputs."""
         covariance = statistics.covariance()
-        if len({fold for fold, _ in self._grams}) < 2:
-            return plain_sensitivity(covariance)
         asked = [found[name] for fold, found in self._grams if fold != without]
-        found = np.asarray(np.mean(asked, axis=0))
-        power = float(np.trace(found @ covariance))
-        if not power > 0:
-            return plain_sensitivity(covariance)
-        return found * (self._power(name) / power)
+        found = np.asarray(np.mean(asked, axis=0)) if asked else np.zeros_like(covariance)
+        if not np.trace(found @ covariance) > 0:
+            found = plain_sensitivity(covariance)
+        power, of_all = float(np.trace(found @ covariance)), self._power(name)
+        return found * (of_all / power) if min(power, of_all) > 0 else found
 
     def _power(self, name: str) -> float:
-        """tr(M Σ) over all that was learnt."""
+        """tr(M Σ) over all that was learnt; 0 where no request was asked."""
         if name not in self._powers:
-            found = np.mean([found[name] for _, found in self._grams], axis=0)
-            self._powers[name] = float(np.trace(found @ self._statistics(-1)[name].covariance()))
+            asked = [found[name] for _, found in self._grams] or [np.zeros(1)]
+            covariance = self._statistics(-1)[name].covariance()
+            self._powers[name] = float(np.sum(np.mean(asked, axis=0) * covariance))  # both are symmetric
         return self._powers[name]
