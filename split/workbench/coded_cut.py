@@ -116,14 +116,17 @@ class CodedCut:
             if not has_time():
                 break
         asked, wanted = len(self._grams), min(probes, len(self._seen))
-        if asked < wanted:
-            log.log(
-                logging.INFO if asked else logging.WARNING,
-                "cut=%s: there was time to ask for the outputs' sensitivity on %d of %d inputs%s",
+        if not any(self._power(name) > 0 for name in self._layouts):
+            log.warning(
+                "cut=%s: %d of %d inputs were asked how the outputs move with it, and none told; its transform goes by "
+                "variance alone",
                 self._halves.cut.id,
                 asked,
                 wanted,
-                "" if asked else "; its transform goes by variance alone",
+            )
+        elif asked < wanted:
+            log.info(
+                "cut=%s: there was time to ask %d of %d inputs how the outputs move", self._halves.cut.id, asked, wanted
             )
 
     def tables(self, without: int = -1) -> CutTables:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -108,9 +109,13 @@ def gram(
     caller may stop), at the end the matrices.
 
     `crossing`: all that crosses; `finish`: what runs the tail on it. A tensor's change moves all positions of a channel
-    at once, by the signs that `seed` stands for.
+    at once, by the signs that `seed` stands for. Outputs whose shape changes (what a detector finds) are left out, as
+    if the model had none of them; where no float is left, all matrices are 0.
     """
     base = finish(crossing)
+    if not any(array.dtype.kind == "f" for array in base.values()):
+        yield {one.name: np.zeros((len(one.deviation), len(one.deviation))) for one in probed}
+        return
     with np.errstate(all="ignore"):
         metric = metric_of(base, measure)
         at = metric(base)
@@ -126,13 +131,24 @@ def gram(
                 moved = x.copy()
                 moved[:, channel] += size * signs
                 with np.errstate(all="ignore"):  # what overflows counts as such
-                    outputs = finish(crossing | {one.name: unplaned(moved, one.layout, array)})
+                    given = unplaned(moved, one.layout, array)
+                outputs = finish(crossing | {one.name: given})
+                steady = [name for name in base if outputs[name].shape == base[name].shape]
+                if len(steady) < len(base):
+                    yield from gram(crossing, probed, partial(_only, steady, finish), measure, seed)
+                    return
+                with np.errstate(all="ignore"):
                     changes[channel] = (metric(outputs) - at) / size
                 if changes[channel].any():
                     break
             yield None
         found[one.name] = _gram_of(changes, one.deviation)
     yield found
+
+
+def _only(names: Sequence[str], finish: Callable[[Tensors], Tensors], crossing: Tensors) -> Tensors:
+    outputs = finish(crossing)
+    return {name: outputs[name] for name in names}
 
 
 def _gram_of(changes: Array, deviation: Array) -> Array:

@@ -184,7 +184,8 @@ def test_without_time_the_transform_goes_by_variance_and_says_so(
             budget_s=0.5,
             now_s=lambda: float(next(clock)),
         )
-    assert "there was time to ask for the outputs' sensitivity on 0 of" in caplog.text
+    assert "0 of 12 inputs were asked how the outputs move" in caplog.text
+    assert "its transform goes by variance alone" in caplog.text
     _, klt = narrow_klt(found)
     assert klt.components == 4  # nothing was learnt of the fourth channel
     gram = klt.transform.astype(np.float64) @ klt.transform.T.astype(np.float64)
@@ -195,6 +196,20 @@ def test_a_contract_that_keeps_inputs_and_depth_gets_cuts_that_do(place: Place, 
     deep = Contract(data=Data(depth_min_ratio=0.9, fidelity=Fidelity(measure="kl", bound=0.01)))
     found = calibrated(place, tmp_path / "deep.isthmus", deep)
     assert all("narrow" not in {one.spec.name for one in tables.tensors} for tables in found.tables.values())
+
+
+def test_a_model_that_says_only_what_it_finds_is_calibrated_by_variance(tmp_path: Path) -> None:
+    """Its output is as long as what it finds: no derivative tells of it."""
+    text = NET.replace("float[n, 5] y", "float[k] y").replace(
+        "p = GlobalAveragePool(s)  f = Flatten(p)  y = Gemm<transB = 1>(f, W4)",
+        """low = Constant<value = float {0.6}>()  flat = Constant<value = int64[1] {-1}>()
+        z = Reshape(s, flat)  above = Greater(z, low)  y = Compress<axis = 0>(z, above)""",
+    )
+    onnx.save(weights_of(text.replace(", float[5, 8] W4", "")), tmp_path / "model.onnx")
+    np.savez(tmp_path / "inputs.npz", x=smooth(6))
+    found = calibrated(Place(tmp_path / "model.onnx", tmp_path / "inputs.npz", tmp_path / "out"))
+    _, klt = narrow_klt(found)
+    assert klt.components == 4
 
 
 def test_a_model_without_cuts_is_refused_and_nothing_is_written(tmp_path: Path) -> None:

@@ -119,4 +119,4 @@ def test_without_an_answer_it_is_said_that_variance_alone_decides(caplog: pytest
     with caplog.at_level(logging.WARNING):
         coded = learnt(Linear(), count=6, probes=2, has_time=lambda: False)
     assert not weighed(coded)
-    assert "on 0 of 2 inputs; its transform goes by variance alone" in caplog.text
+    assert "cut=c: 0 of 2 inputs were asked how the outputs move with it, and none told" in caplog.text

@@ -143,3 +143,22 @@ def test_large_outputs_are_sketched_and_keep_their_inner_products() -> None:
 
 def test_integers_say_nothing() -> None:
     assert metric_of({"y": np.array([1, 2])}, "kl")({"y": np.array([2, 3])}).tolist() == [0.0]
+
+
+def test_outputs_whose_shape_depends_on_what_comes_are_left_out() -> None:
+    weights = np.array([[1.0, 2.0, 0.0], [0.0, -3.0, 0.5]])
+
+    def finish(tensors: Tensors) -> Tensors:
+        above = tensors["x"][tensors["x"] > 0.5]
+        return linear(weights)(tensors) | {"found": above, "count": np.array([above.size])}
+
+    x = np.random.default_rng(4).normal(0, 1, (1, 3, 5, 5))
+    probed = [Probed(name="x", layout="NCHW", deviation=np.ones(3))]
+    [*_, last] = gram({"x": x}, probed, finish, "relative", 0)
+    [*_, wanted] = gram({"x": x}, probed, linear(weights), "relative", 0)
+    assert last is not None
+    assert wanted is not None
+    np.testing.assert_array_equal(last["x"], wanted["x"])
+    [*_, nothing] = gram({"x": x}, probed, lambda tensors: {"found": finish(tensors)["found"]}, "relative", 0)
+    assert nothing is not None
+    assert not nothing["x"].any()
