@@ -1,5 +1,6 @@
 """The calibrations that one session has brought: what codec `klt` is read with. Each is a file in the store, under its
-own SHA-256; of a model the last two count, since payloads made with the one before may still be on their way.
+own SHA-256. Of a model those stay that the device said it uses (it may serve one file under several names), and the one
+that was used before them, since payloads made with it may still be on their way.
 
 Invariant: a payload names its calibration and is read with that one, or not at all (I6).
 """
@@ -18,10 +19,12 @@ from split.ids import CutId, ModelDigest
 from split.tensor import Array
 from split.wire.messages import NO_CALIBRATION, ModelOffer
 
-KEPT: Final = 2
-"""Of a model: the one in use and the one before."""
-SESSION_BYTES: Final = 256 << 20
-"""Tables of one session. Those of eight cuts of 512 channels take 17 MB."""
+SESSION_BYTES: Final = 512 << 20
+"""Tables of one session. Those of eight cuts of 512 channels take 17 MB, those of a mobile CNN one."""
+ALL_BYTES: Final = 2 << 30
+"""Of all sessions together, each once; what levels make of them is bounded apart (`split/codec/levels.py`)."""
+CALIBRATIONS_MAX: Final = 512
+"""Of one session: of every model that it may have the one in use and the one before."""
 
 
 class _Held:
@@ -45,21 +48,30 @@ class Calibrations:
         """Model → digest → what is held, the latest last."""
 
     def adopt(self, offer: ModelOffer, held: _Held) -> None:
-        """It is whole here: from now on payloads may name it. BUDGET_EXCEEDED when the session has too many."""
-        known = self._of_model.setdefault(offer.calibrates, {})
-        known.pop(offer.digest, None)
-        while len(known) >= KEPT:
-            oldest = next(iter(known))
-            del known[oldest]
-            self._let_go(oldest)
-        others = sum(one.bytes for several in self._of_model.values() for one in several.values())
-        if others + held.bytes > SESSION_BYTES:
+        """It is whole here: from now on payloads may name it. BUDGET_EXCEEDED, and nothing is changed, when there
+        would be too many bytes of them in the session, or in all."""
+        known = self._of_model.get(offer.calibrates, {})
+        others = {digest: one for digest, one in known.items() if digest != offer.digest}
+        unused = [digest for digest in others if digest not in offer.keeps]
+        kept = {digest: one for digest, one in others.items() if digest not in unused[:-1]}
+        of_others = [
+            one for model, several in self._of_model.items() if model != offer.calibrates for one in several.values()
+        ]
+        self._require_bytes({*of_others, *kept.values()}, held, SESSION_BYTES, "this session")
+        self._require_bytes(set(_in_memory.values()), held, ALL_BYTES, "this companion")
+        self._of_model[offer.calibrates] = {**kept, offer.digest: held}
+        for digest in unused[:-1]:
+            self._let_go(digest)
+
+    @staticmethod
+    def _require_bytes(others: set[_Held], held: _Held, bytes_max: int, whose: str) -> None:
+        taken = sum(one.bytes for one in others if one is not held)
+        if taken + held.bytes > bytes_max:
             raise CompanionRefused(
                 "BUDGET_EXCEEDED",
-                f"this calibration takes {held.bytes} bytes, the others of this session {others}; together they are "
-                f"over {SESSION_BYTES}",
+                f"this calibration takes {held.bytes} bytes, the others of {whose} {taken}; together they are over "
+                f"{bytes_max}",
             )
-        known[offer.digest] = held
 
     def forget(self, digest: str) -> None:
         """The file of this digest is not this session's any more."""

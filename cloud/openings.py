@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cloud.calibrations import Calibrations, check_offer, read_offered
+from cloud.calibrations import CALIBRATIONS_MAX, Calibrations, check_offer, read_offered
 from cloud.companion import Companion
 from cloud.executor import Done, Work
 from cloud.segments import PreparedModel
@@ -194,8 +194,7 @@ class Openings:
         if known is not None and self._answers(known, offer):
             return
         try:
-            if len(self._offered) >= MAX_MODELS and digest not in self._offered:
-                raise Overloaded(f"this session uses {MAX_MODELS} models already; a new connection starts afresh")
+            self._require_room(offer)
             if offer.calibrates:
                 check_offer(offer)
             self._drop(digest)
@@ -210,6 +209,15 @@ class Openings:
         self._send(ModelNeed(digest=digest, missing=missing, lengths=wanted.lengths))
         if not missing:
             self._begin_preparing(self._offered[digest])
+
+    def _require_room(self, offer: ModelOffer) -> None:
+        """OVERLOADED where this session has as many already, of models or of calibrations."""
+        one_kind = [
+            digest for digest, one in self._offered.items() if bool(one.offer.calibrates) == bool(offer.calibrates)
+        ]
+        most, what = (CALIBRATIONS_MAX, "calibrations") if offer.calibrates else (MAX_MODELS, "models")
+        if len(one_kind) >= most and offer.digest not in one_kind:
+            raise Overloaded(f"this session uses {most} {what} already; a new connection starts afresh")
 
     def _answers(self, known: _Offered, offer: ModelOffer) -> bool:
         """Answer an offer from what this session has of the model; False when it must be brought first."""

@@ -19,6 +19,7 @@ import numpy as np
 from split.codec import laplace
 from split.codec.calibration import LEVEL_MAX, CutTables, Klt, TensorTables
 from split.codec.core import core
+from split.codec.levels import Made, OfOneCut, levels_kept
 from split.codec.packing import pack, unpack
 from split.codec.plain import STRING_OVERHEAD_BYTES, Buffer, array_of, bytes_of, join_strings, split_strings
 from split.codec.transform import Level, Order, from_map, level_of, shape_of, to_map
@@ -28,8 +29,6 @@ from split.tensor import NUMPY_DTYPES, Array, Tensors
 MAGIC: Final = b"ISTK"
 VERSION: Final = 1
 KEY_BYTES: Final = 8
-LEVELS_KEPT: Final = 8
-"""Levels of one cut that stay worked out: a decider uses one or two."""
 ELEMENTS_MAX: Final = 2**48
 
 _PREAMBLE: Final = struct.Struct(f"<4sBB{KEY_BYTES}s")
@@ -49,23 +48,23 @@ class Kind(IntEnum):
 
 
 class BoundaryTables:
-    """The tables of one cut, made ready: what depends on the level is worked out once. Threads may share it."""
+    """The tables of one cut, made ready: what depends on the level is worked out when it is used first (`levels.py`).
+    Threads may share it."""
 
     def __init__(self, tables: CutTables, digest: str) -> None:
         """`digest`: the calibration's (`Calibration.digest`)."""
         self.tensors = tables.tensors
         self.key = calibration_key(digest)
-        self._levels: dict[int, tuple[Level | None, ...]] = {}
+        self._levels = OfOneCut()
 
-    def at(self, level: int) -> tuple[Level | None, ...]:
+    def at(self, level: int) -> Made:
         """What `level` makes of each tensor's tables; None for a tensor that has none."""
-        found = self._levels.get(level)
+        found = self._levels.made.get(level)
         if found is None:
             if not 0 <= level <= LEVEL_MAX:
                 raise CodecError(f"level {level} of codec klt is not known; levels are 0 to {LEVEL_MAX}")
             found = tuple(None if one.klt is None else level_of(one.klt, level) for one in self.tensors)
-            kept = dict(list(self._levels.items())[1 - LEVELS_KEPT :])
-            self._levels = {**kept, level: found}
+        levels_kept.use(self._levels, level, found)
         return found
 
 

@@ -113,6 +113,11 @@ class Order:
         """Coded coefficients of each block."""
         return len(self.component)
 
+    @property
+    def nbytes(self) -> int:
+        """Of its arrays, but for `tables`, which several share."""
+        return sum(array.nbytes for array in (self.coded, self.first, self.component, self.table))
+
 
 def order_of(coded: Array, tables: Array) -> Order:
     """`coded` BOOL, `tables` UINT8, both [positions, components]."""
@@ -142,6 +147,12 @@ class Level:
     """Without what is all but always 0 at this level."""
     full: Order
     """The same with it: for the tensor that has one that is not."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of its arrays."""
+        own = (self.offset, self.rounding, self.bias, self.kept, self.spilled, self.usual.tables)
+        return sum(array.nbytes for array in own) + self.usual.nbytes + self.full.nbytes
 
 
 def level_of(klt: Klt, level: int) -> Level:

@@ -85,6 +85,9 @@ class ModelOffer(_Meta, tag="model-offer", frozen=True, kw_only=True):
     calibrates: str = ""
     """Digest of the model whose calibration this is: one file, for reading payloads of codec `klt`, and no model.
     Answered as an offer is, the `ModelReady` without times. Only to a companion whose Hello names that codec."""
+    keeps: tuple[str, ...] = ()
+    """Of a calibration: digests of others of that model that the device goes on using, where it serves the model under
+    several names. Of all that are not among them, only the one used before this stays, for what is on its way."""
 
 
 class ModelNeed(_Meta, tag="model-need", frozen=True, kw_only=True):

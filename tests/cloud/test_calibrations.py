@@ -1,4 +1,4 @@
-"""Calibrations that devices bring: stored as models are, read with, kept by twos; what is none never answers."""
+"""Calibrations that devices bring: stored as models are, read with, kept while used; what is none never answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cloud import calibrations
+from cloud import calibrations, openings
 from split.codec.calibration import (
     CALIBRATION_FILE,
     Calibration,
@@ -57,6 +57,7 @@ class Laid:
         self.data = encode_calibration(calibration)
         self.sha256 = hashlib.sha256(self.data).hexdigest()
         self.model = calibration.model
+        self.keeps: tuple[str, ...] = ()
         self._tables = calibration.tables
 
     def offer(self, **changes) -> ModelOffer:
@@ -64,6 +65,7 @@ class Laid:
             "digest": f"sha256:{self.sha256}",
             "files": ((CALIBRATION_FILE, len(self.data), self.sha256),),
             "calibrates": self.model,
+            "keeps": self.keeps,
         }
         return ModelOffer(**known | changes)
 
@@ -131,6 +133,49 @@ async def test_a_new_one_leaves_the_one_before_it_and_takes_the_place_of_older_o
     users = [digest for digest, _ in house.companion.store._users]
     assert several[0].sha256 not in users
     assert several[2].sha256 in users
+
+
+async def test_those_that_the_device_goes_on_using_stay(opened, chain, feeds):
+    """One model under three names, each with a calibration of its own; then one of them with a new one, twice."""
+    device, cut = opened
+    names = [Laid(calibration_of(chain, cut, inputs=number)) for number in (4, 5, 6, 7, 8)]
+    for number, laid in enumerate(names):
+        used = names[max(0, number - 2) : number] if number < 3 else names[:2]
+        laid.keeps = tuple(one.offer().digest for one in used)
+        assert isinstance(await laid.bring(device), ModelReady)
+    answers = [(await asks(device, *laid.infer(chain.crossing(cut, feeds), cut)))[0] for laid in names]
+    assert [type(one) for one in answers] == [Reply, Reply, Refused, Reply, Reply]
+
+
+async def test_calibrations_take_no_place_of_a_model(house, chain, monkeypatch):
+    monkeypatch.setattr(openings, "MAX_MODELS", 1)
+    monkeypatch.setattr(openings, "CALIBRATIONS_MAX", 2)
+    device = house.connect()
+    await device.bring(chain)
+    cut = next(cut for cut in chain.every_cut() if cut.tail_inputs)
+    several = [Laid(calibration_of(chain, cut, inputs=number)) for number in (4, 5)]
+    for laid in several:
+        assert isinstance(await laid.bring(device), ModelReady)
+    other = Laid(calibration_of(chain, cut, inputs=6))
+    refused = await other.bring(device)
+    assert (type(refused), refused.code) == (Refused, "OVERLOADED")
+    assert "2 calibrations" in refused.message
+
+
+async def test_one_that_there_is_no_room_for_takes_nothing_away(opened, chain, feeds, monkeypatch):
+    device, cut = opened
+    known, larger = (Laid(calibration_of(chain, cut, inputs=number)) for number in (4, 5))
+    older = Laid(calibration_of(chain, cut, inputs=3))
+    for laid in (older, known):
+        assert isinstance(await laid.bring(device), ModelReady)
+    for limit in ("SESSION_BYTES", "ALL_BYTES"):
+        monkeypatch.setattr(calibrations, limit, 200)
+        refused = await larger.bring(device)
+        assert (type(refused), refused.code) == (Refused, "BUDGET_EXCEEDED")
+        for laid in (older, known):
+            assert isinstance((await asks(device, *laid.infer(chain.crossing(cut, feeds), cut)))[0], Reply)
+        monkeypatch.setattr(calibrations, limit, 1 << 30)
+    assert isinstance(await larger.bring(device), ModelReady)
 
 
 async def test_one_that_is_here_already_need_not_be_sent_again_nor_read_twice(house, chain, opened, monkeypatch):

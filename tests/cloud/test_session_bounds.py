@@ -123,7 +123,7 @@ async def test_a_request_that_is_cancelled_while_a_thread_decodes_it_counts_unti
     await device.bring(chain)
     began, go, ended = threading.Event(), threading.Event(), []
 
-    def slow(payload, *, max_bytes):
+    def slow(payload, *, max_bytes, tables):
         began.set()
         assert go.wait(30)
         ended.append(max_bytes)

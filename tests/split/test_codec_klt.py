@@ -374,9 +374,6 @@ def test_bytes_are_those_of_an_ideal_coder_and_a_handful_more() -> None:
     assert ideal_bytes({"x": x}, tables, 110) <= len(payload) <= ideal_bytes({"x": x}, tables, 110) * 1.01 + 28
 
 
-def test_levels_that_are_not_used_any_more_are_forgotten() -> None:
+def test_what_a_level_makes_of_the_tables_is_worked_out_once_while_it_is_used() -> None:
     tables, _ = one_map(*MAP)
-    for level in range(100, 140):
-        tables.at(level)
-    assert len(tables._levels) == module.LEVELS_KEPT
     assert tables.at(139) is tables.at(139)
