@@ -220,8 +220,11 @@ class Openings:
     async def _shared(self, model: ServedModel) -> bool:
         """Try until the companion has the model; False when it never will."""
         backoff = Backoff(first_s=RETRY_FIRST_S, cap_s=RETRY_CAP_S, draw=self._draw)
+        said = ""
         while (error := await _failure(self._share(model))) is not None:
-            log.warning("model=%s is not shared: %s (%s)", model.name, error, error.code)
+            if error.code != said:  # each time it is tried, `isthmus status` tells
+                log.warning("model=%s is not shared: %s (%s)", model.name, error, error.code)
+                said = error.code
             if error.code in LASTING:
                 self._planner.forbid_remote(model.name, str(error))
                 return False
@@ -301,8 +304,11 @@ class Openings:
             self._planner.codec_not_ready(model.name, KLT, _unknown(KLT))
             return
         backoff = Backoff(first_s=RETRY_FIRST_S, cap_s=RETRY_CAP_S, draw=self._draw)
+        said = ""
         while (error := await _failure(self._share_calibration(model))) is not None:
-            log.warning("model=%s its calibration is not shared: %s (%s)", model.name, error, error.code)
+            if error.code != said:
+                log.warning("model=%s its calibration is not shared: %s (%s)", model.name, error, error.code)
+                said = error.code
             if error.code in LASTING:
                 self._planner.codec_not_ready(model.name, KLT, str(error))
                 return
@@ -316,7 +322,9 @@ class Openings:
 
     async def _share_calibration(self, model: ServedModel) -> None:
         files = sidecar_files(model.sidecar.data)
-        offer = ModelOffer(digest=digest_of_files(files), files=files, calibrates=model.digest)
+        offer = ModelOffer(
+            digest=digest_of_files(files), files=files, calibrates=model.digest, keeps=self._used_beside(model)
+        )
         source = _Source(
             waits=partial(self._planner.codec_not_ready, model.name, KLT), files=files, read=_of(model.sidecar.data)
         )
@@ -330,6 +338,12 @@ class Openings:
             raise RemoteProtocolError(f"the companion answered a calibration with {type(answer).__name__}")
         self._planner.codec_ready(model.name, KLT)
         self._on_open(model.digest, KLT)
+
+    def _used_beside(self, model: ServedModel) -> tuple[str, ...]:
+        """Digests of the calibrations that other names of the same model go on using."""
+        others = (one for name, one in self._served.items() if name != model.name and one.digest == model.digest)
+        found = (one.sidecar.calibration for one in others)
+        return tuple(sorted({f"sha256:{one.digest}" for one in found if one is not None}))
 
     async def _send_files(self, source: _Source, need: ModelNeed, answers: asyncio.Queue[Message]) -> None:
         """What the companion lacks; what it says meanwhile (refused, or another device was first) ends it. Waits where

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 import itertools
 import math
 from collections.abc import Sequence
@@ -13,7 +14,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from agent.calibrated import Sidecar
 from agent.served_model import ServedModel
+from split.codec.calibration import Calibration
 from split.profiles.contract import Contract, Data
 from split.runtime.kernels import kernel_answers
 from split.transport.virtual_time import run_in_virtual_time
@@ -285,6 +288,45 @@ async def test_dropping_one_name_of_a_model_does_not_disturb_the_other(tmp_path:
         await asyncio.sleep(0.01)
         world.uplink.drop_model(model(tmp_path, "m"))
         await world.until(lambda: world.opened("n") == set(CUTS), within_s=60)
+
+
+def calibrated(folder: Path, name: str, data: bytes) -> ServedModel:
+    served, digest = model(folder, name), hashlib.sha256(data).hexdigest()
+    calibration = Calibration(model=served.digest, inputs=1, tables={}, curves={}, digest=digest)
+    return dataclasses.replace(served, sidecar=Sidecar(calibration=calibration, data=data))
+
+
+@story
+async def test_an_offered_calibration_goes_with_those_that_other_names_of_the_model_use(tmp_path: Path) -> None:
+    names = [calibrated(tmp_path, name, name.encode()) for name in "mno"]
+    async with running(World(tmp_path, codecs=("raw", "klt")), *names, model(tmp_path, "plain")) as world:
+        await world.until(lambda: len([one for one in world.seen if isinstance(one, ModelOffer) and one.keeps]) == 3)
+        digest_of = {name: f"sha256:{hashlib.sha256(name.encode()).hexdigest()}" for name in "mnop"}
+        offers = {one.digest: one for one in world.seen if isinstance(one, ModelOffer) and one.calibrates}
+        for name in "mno":
+            assert set(offers[digest_of[name]].keeps) == {digest_of[other] for other in "mno" if other != name}
+        world.uplink.drop_model(names[2])
+        world.uplink.recalibrated(calibrated(tmp_path, "m", b"p"))
+        await world.until(lambda: isinstance(world.seen[-1], ModelOffer) and world.seen[-1].digest == digest_of["p"])
+        assert world.seen[-1].keeps == (digest_of["n"],)
+
+
+def test_what_is_refused_again_and_again_for_one_reason_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(offer: ModelOffer, before: int) -> Sequence[Message]:
+        return refuses("BUDGET_EXCEEDED", 1000, takes)(offer, before) if offer.calibrates else takes(offer, before)
+
+    async def main() -> None:
+        world = World(tmp_path, on_offer=full, codecs=("raw", "klt"))
+        async with running(world, calibrated(tmp_path, "m", b"m")):
+            await asyncio.sleep(600)
+            assert world.count(ModelOffer) > 20
+
+    run_in_virtual_time(main())
+    said = [one.getMessage() for one in caplog.records if "shared" in one.getMessage()]
+    assert len(said) == 1
+    assert said[0].endswith("(BUDGET_EXCEEDED)")
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0, 5e-324, 1e300])

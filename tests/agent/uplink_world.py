@@ -67,14 +67,19 @@ def joined(tensors: Any) -> bytes:
     return b"".join(bytes(part) for part in encode(tensors, "raw"))
 
 
-def hello(max_message_bytes: int = 1 << 20, kernels: dict[str, int] | None = None, minor: int = 0) -> Hello:
+def hello(
+    max_message_bytes: int = 1 << 20,
+    kernels: dict[str, int] | None = None,
+    minor: int = 0,
+    codecs: tuple[str, ...] = ("raw",),
+) -> Hello:
     return Hello(
         major=1,
         minor=minor,
         agent="test",
         runtime="test",
         max_message_bytes=max_message_bytes,
-        codecs=("raw",),
+        codecs=codecs,
         kernels=kernels or {},
     )
 
@@ -193,6 +198,8 @@ class World:
     """What the companion says of its integer kernels."""
     minor: int = 0
     """Of the companion's version."""
+    codecs: tuple[str, ...] = ("raw",)
+    """That the companion reads."""
     draw: float = 0.5
     limits: Any = None
     dead: set[str] = field(default_factory=set)
@@ -246,7 +253,7 @@ class World:
             raise IdentityError(f"{address} shows a certificate of another CA")
         if address in self.refused:
             raise NotReached("REFUSED", f"{address} refused")
-        device, companion = memory_pair(hello(), hello(self.max_message_bytes, self.kernels, self.minor))
+        device, companion = memory_pair(hello(), hello(self.max_message_bytes, self.kernels, self.minor, self.codecs))
         if self.delay_s:
             delay_arrivals(device, self.delay_s)
         for message in first:
