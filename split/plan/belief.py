@@ -13,6 +13,10 @@ Covariance = tuple[float, float, float, float, float, float]
 RTT_MIN_MS: Final = 0.01
 FASTEST_MS_PER_BYTE: Final = 0.008 / 40_000.0
 """40 Gbit/s: above any link; keeps the estimate positive."""
+LONGEST_MS: Final = 3.6e6
+"""An hour: no request waits for so long, so that no exchange, no round trip and no byte takes it."""
+LARGEST_BYTES: Final = float(1 << 40)
+"""No message is larger: sums of such and of single bytes are still told apart."""
 FALL_MAX: Final = 0.01
 """What one measurement leaves of each at least: a straight line through one time leads below zero soon."""
 
@@ -71,18 +75,19 @@ class Belief(NamedTuple):
         """`noise`: variance of the measurement itself, ms²."""
         h, u, d = measured.rounds, measured.up_bytes, measured.down_bytes
         pr, pu, pd = self._with(h, u, d)
-        return Surprise(measured.ms - self.expected_ms(measured), h * pr + u * pu + d * pd + noise)
+        # After megabytes what is left of the covariance may be less than it was rounded by, and below zero.
+        return Surprise(measured.ms - self.expected_ms(measured), max(h * pr + u * pu + d * pd, 0.0) + noise)
 
     def updated(self, measured: Measured, noise: float, innovation_ms: float) -> Belief:
         """Believing that the measurement was `innovation_ms` off what was expected."""
         h, u, d = measured.rounds, measured.up_bytes, measured.down_bytes
         pr, pu, pd = self._with(h, u, d)
-        total = h * pr + u * pu + d * pd + noise
+        total = max(h * pr + u * pu + d * pd, 0.0) + noise
         step = innovation_ms / total
         rr, ru, rd, uu, ud, dd = self.covariance
         down = max(self.down + pd * step, DOWN_FALL_MAX * self.down, FASTEST_MS_PER_BYTE)
-        rr, ru, rd = rr - pr * pr / total, ru - pr * pu / total, rd - pr * pd / total
-        uu, ud, dd = uu - pu * pu / total, ud - pu * pd / total, dd - pd * pd / total
+        rr, ru, rd = max(rr - pr * pr / total, 0.0), ru - pr * pu / total, rd - pr * pd / total
+        uu, ud, dd = max(uu - pu * pu / total, 0.0), ud - pu * pd / total, max(dd - pd * pd / total, 0.0)
         if d <= HARDLY_SHOWS_BYTES and down < self.down and (det := rr * uu - ru * ru) > 0.0:
             # Only the others have told it: what they leave open is a ratio to up, and shrinks with it.
             told = min((uu * rd * rd - 2.0 * ru * rd * ud + rr * ud * ud) / det, dd)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from split.plan.belief import FASTEST_MS_PER_BYTE, RTT_MIN_MS, Belief, Measured
+from split.plan.belief import FASTEST_MS_PER_BYTE, LONGEST_MS, RTT_MIN_MS, Belief, Measured
 
 OPEN_SIGMA: Final = math.log(10.0)
 """Of the logarithm of what may have changed: a factor of ten either way, of a hundred is two sigmas."""
@@ -71,6 +71,7 @@ def _solved(
     if before.covariance[-1] > (DOWN_SIGMA * before.down) ** 2:
         before = before._replace(down=before.up)  # it never showed: as fast as the other way
     least = (math.log(RTT_MIN_MS / before.rtt), math.log(FASTEST_MS_PER_BYTE / before.up))
+    most = (math.log(LONGEST_MS / before.rtt), math.log(LONGEST_MS / before.up))
     terms = [
         (
             one.rounds * before.rtt,
@@ -85,7 +86,10 @@ def _solved(
     at, here, length = (0.0, 0.0), _Normal.at((0.0, 0.0), prior, terms), 1.0
     for _ in range(STEPS_MAX):
         step = here.step
-        to = (max(at[0] + length * step[0], least[0]), max(at[1] + length * step[1], least[1]))
+        to = (
+            min(max(at[0] + length * step[0], least[0]), most[0]),
+            min(max(at[1] + length * step[1], least[1]), most[1]),
+        )
         if max(abs(to[0] - at[0]), abs(to[1] - at[1])) < CONVERGED:
             break
         there = _Normal.at(to, prior, terms)

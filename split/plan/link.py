@@ -15,7 +15,15 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from split.plan.belief import HARDLY_SHOWS_BYTES, Belief, Measured, Surprise
+from split.plan.belief import (
+    FASTEST_MS_PER_BYTE,
+    HARDLY_SHOWS_BYTES,
+    LARGEST_BYTES,
+    LONGEST_MS,
+    Belief,
+    Measured,
+    Surprise,
+)
 from split.plan.change import AGREE_SIGMAS, explain
 from split.plan.estimate import ChangeDetector
 from split.plan.observation import LinkEstimate, SlowStart
@@ -168,10 +176,16 @@ class Link:
         """One exchange: `up_bytes` went, `down_bytes` came back, the network took `network_ms` of it.
 
         `network_ms` is the time from send to reply less all that the companion says it spent itself; `window`: TCP's
-        when it was sent.
+        when it was sent. What no link can have done is none: nothing is learned of it. Nor does time go back.
         """
+        if not (0.0 <= up_bytes <= LARGEST_BYTES and 0.0 <= down_bytes <= LARGEST_BYTES and network_ms <= LONGEST_MS):
+            return
+        now_s = max(now_s, self._seen_at_s)
+        network_ms = max(
+            network_ms, (up_bytes + down_bytes) * FASTEST_MS_PER_BYTE
+        )  # the companion's share told wrongly
         belief = self._grown(now_s)
-        measured = self._measured(belief, up_bytes, down_bytes, max(network_ms, 0.0), window)
+        measured = self._measured(belief, up_bytes, down_bytes, network_ms, window)
         noise = self._noise(belief, measured)
         surprise = belief.surprise(measured, noise)
         sigmas, doubts = surprise.sigmas, self._doubted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import dataclass
 
 import numpy as np
@@ -172,3 +173,40 @@ def test_waits_longer_than_the_model_and_links_that_change_leave_an_estimate(see
         link.observe(up, 64, (rtt_ms + up * up_ms) * stalled, now_s, (14_600.0, 1e9))
         found = link.estimate(now_s)
         assert min(found.rtt_ms, found.up_ms_per_byte, found.down_ms_per_byte) > 0.0
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_whatever_is_observed_the_estimate_stays_a_number(seed: int) -> None:
+    rng = random.Random(seed)
+    link, now_s = Link(), 0.0
+    windows = [(math.inf, math.inf), (14_600.0, 1e9), (1.0, 1.0), (1460.0, 2920.0)]
+    for _ in range(rng.randint(1, 40)):
+        now_s += rng.choice([0.0, 0.01, 1.0, 100.0, 1e9, -10.0, -1e6])
+        up, down = (rng.choice([0.0, 64.0, 1e3, 1e6, 1e9, 1e12, rng.uniform(0, 1e9)]) for _ in range(2))
+        ms = rng.choice([-1e12, 0.0, 1e-3, 20.0, 1e6, 1e12, math.inf, math.nan, rng.uniform(0, 1e4)])
+        link.observe(up, down, ms, now_s, rng.choice(windows))
+        found = link.estimate(now_s + rng.choice([0.0, 1.0, -5.0, 1e6]), rng.choice(windows))
+        assert all(map(math.isfinite, (*found.covariance, found.rtt_ms, found.up_ms_per_byte, found.down_ms_per_byte)))
+        assert min(found.rtt_ms, found.up_ms_per_byte, found.down_ms_per_byte) > 0.0
+        rr, _, _, uu, _, dd = found.covariance
+        assert min(rr, uu, dd) >= 0.0
+
+
+@pytest.mark.parametrize(
+    ("up", "down", "ms"),
+    [(64.0, 64.0, 1e12), (64.0, 64.0, math.nan), (-1.0, 64.0, 20.0), (64.0, 2.0**41, 1e3), (math.inf, 64.0, 1e3)],
+)
+def test_of_what_no_link_can_have_done_nothing_is_learned(up: float, down: float, ms: float) -> None:
+    link, wire = Link(), Wire(20.0, 10.0)
+    now_s = connect(link, wire)
+    before, count = link.estimate(now_s + 1.0), link.observations
+    link.observe(up, down, ms, now_s + 0.5)
+    assert (link.estimate(now_s + 1.0), link.observations) == (before, count)
+
+
+def test_a_clock_that_goes_back_is_one_that_stood_still() -> None:
+    back, still = Link(), Link()
+    for link, at_s in ((back, -50.0), (still, 0.1)):
+        connect(link, Wire(20.0, 10.0))
+        link.observe(100_000, 64, 100.0, at_s)
+    assert back.estimate(5.0) == still.estimate(5.0)
