@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
 
 from agent.http_client import DEFAULT_URL, DaemonClient
 from split.errors import InvalidRequest
@@ -25,6 +26,22 @@ def positive(text: str) -> float:
     if not 0.0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
     return value
+
+
+def within(least: float, most: float) -> Callable[[str], float]:
+    """A number in these bounds, which are what a model of links and devices can still be asked; for argparse's
+    `type`."""
+
+    def number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"expected a number from {least:g} to {most:g}, got {text!r}")
+        return value
+
+    return number
 
 
 def not_negative(text: str) -> float:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from agent.commands.model_argument import add_inputs_argument, add_model_argument, model_path
-from agent.commands.options import daemon_url, not_negative, positive
+from agent.commands.options import daemon_url, not_negative, within
 from agent.commands.profile import add_cache_argument, cache_folder, profiled, progress_bar
 from agent.http_client import DaemonClient
 from split.errors import InvalidRequest
@@ -42,6 +42,9 @@ from split.workbench.inputs import read_inputs
 RTT_MS = 20.0
 RATE_MBIT_S = 50.0
 """A companion in the same country over a good home link: the middle of the range where the choice is contested."""
+WITHIN = within(1e-3, 1e6)
+"""1 kbit/s to 1 Tbit/s, a microsecond to a quarter of an hour, a thousandth to a million times. Far beyond, times are
+no numbers any more."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,11 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_inputs_argument(parser)
     add_cache_argument(parser)
     parser.add_argument(
-        "--rtt-ms", type=positive, default=RTT_MS, metavar="MS", help=f"round trip, ms (default {RTT_MS:g})"
+        "--rtt-ms", type=WITHIN, default=RTT_MS, metavar="MS", help=f"round trip, ms (default {RTT_MS:g})"
     )
     parser.add_argument(
         "--rate-mbit",
-        type=positive,
+        type=WITHIN,
         default=RATE_MBIT_S,
         metavar="R",
         help=f"rate both ways, Mbit/s (default {RATE_MBIT_S:g})",
@@ -61,11 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     speed = parser.add_mutually_exclusive_group()
     speed.add_argument("--device", metavar="NAME", help="another device, by its data sheet (profiles/devices)")
     speed.add_argument(
-        "--slowdown", type=positive, default=1.0, metavar="X", help="the device computes X times slower (default 1)"
+        "--slowdown", type=WITHIN, default=1.0, metavar="X", help="the device computes X times slower (default 1)"
     )
     parser.add_argument(
         "--cloud-speedup",
-        type=positive,
+        type=WITHIN,
         default=1.0,
         metavar="X",
         help="the companion is X times as fast as this machine",

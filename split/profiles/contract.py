@@ -37,6 +37,8 @@ _Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 _Positive = Annotated[float, msgspec.Meta(gt=0)]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
+LATENCY_MIN_MS: Final = 0.1
+"""No request passes a daemon faster, whatever the model: what is less was meant to be seconds, or is a slip."""
 THREADS_MAX: Final = 1024
 """More than the cores of any machine at hand; 100,000 kill the runtime (onnxruntime 1.32), and the daemon with it."""
 
@@ -119,7 +121,7 @@ class Retry(_Part, frozen=True, kw_only=True):
 
 
 class Behaviour(_Part, frozen=True, kw_only=True):
-    latency_p99_ms: _Positive | None = None
+    latency_p99_ms: Annotated[float, msgspec.Meta(ge=LATENCY_MIN_MS)] | None = None
     """Deadline of a request that names none; none stated: the daemon's `limits.default_deadline_ms`."""
     throughput_min_per_s: _NotNegative = 0.0
     """Requests a second that the service must be able to answer; `isthmus validate` holds it to that, and no

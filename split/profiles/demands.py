@@ -24,6 +24,19 @@ class ContractDemands(msgspec.Struct, frozen=True, kw_only=True):
         """For the card: "" where nothing is asked."""
         return "" if self == NOTHING_ASKED else msgspec.json.encode(self).decode()
 
+    def said(self) -> str:
+        """What is asked of every cut, as a clause; "" where nothing is."""
+        asked = []
+        if self.memory_bytes is not None:
+            asked.append(f"at most {self.memory_bytes:,} bytes of weights in the head (resource.memory_bytes)")
+        if self.depth_min_ratio > 0.0:
+            asked.append(
+                f"at least {100 * self.depth_min_ratio:.4g} % of the compute in the head (data.depth_min_ratio)"
+            )
+        if self.private:
+            asked.append(f"nothing that shows {', '.join(self.private)} in what crosses (privacy)")
+        return " and ".join(asked)
+
 
 NOTHING_ASKED: Final = ContractDemands()
 

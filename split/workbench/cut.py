@@ -389,7 +389,7 @@ def _observe(model: Model, names: list[str], feeds: Tensors, path: Path) -> None
 def _why_none(model: Model, asked: ContractDemands) -> str:
     if model.no_cuts_reason:
         return model.no_cuts_reason
-    if str(asked):
-        return f"no cut meets what the contract asks of it: {asked}"
+    if said := asked.said():
+        return f"no cut meets what the contract asks of it: {said}"
     reasons = Counter(cut.reason for cut in all_prefix_cuts(model) if cut.reason)
     return reasons.most_common(1)[0][0] if reasons else "no cut has a tensor that crosses it"

@@ -137,8 +137,11 @@ def test_what_cannot_be_is_refused_with_what_to_do(home: Path, capsys: pytest.Ca
         ask(home, capsys, "--encoded-bytes", "5000")
     with pytest.raises(ConfigError, match="raspberry-pi-4"):
         ask(home, capsys, "--device", "no-such-board")
-    with pytest.raises(SystemExit):
-        ask(home, capsys, "--rate-mbit", "0")
+    for option in ("--rate-mbit", "--rtt-ms", "--slowdown", "--cloud-speedup"):
+        for value in ("0", "1e-320", "nan", "1e308", "fast"):
+            with pytest.raises(SystemExit):
+                ask(home, capsys, option, value)
+            assert f"argument {option}: expected a number from 0.001 to 1e+06, got '{value}'" in capsys.readouterr().err
 
 
 def test_people_get_a_table_and_one_sentence_why(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

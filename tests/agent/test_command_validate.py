@@ -106,7 +106,7 @@ async def test_a_running_daemon_holds_its_own_contract_and_fails_the_fields_of_a
 model: tiny
 resource: {memory_bytes: 999, accelerators: [cuda]}
 behaviour:
-  {latency_p99_ms: 0.001, throughput_min_per_s: 1.0e+9, class: bronze, weights: {latency: 2, energy: 3},
+  {latency_p99_ms: 0.1, throughput_min_per_s: 1.0e+9, class: bronze, weights: {latency: 2, energy: 3},
    fallback: {strategy: fail, timeout_ms: 700, agreement_min: 0.95}, retry: {attempts: 1}}
 data:
   inputs: [{name: x, dtype: FP16, shape: [-1, 4], privacy: local-only}]

@@ -29,7 +29,7 @@ resource: {memory_bytes: 1, threads: 4, accelerators: [cuda, cpu]}
 ---
 resource: {memory_bytes: null, threads: auto}
 ---
-behaviour: {latency_p99_ms: 0.5, throughput_min_per_s: 0, class: gold}
+behaviour: {latency_p99_ms: 0.1, throughput_min_per_s: 0, class: gold}
 ---
 behaviour: {latency_p99_ms: null, class: bronze}
 ---
@@ -102,6 +102,8 @@ behaviour: {service_class: gold}
 behaviour: {class: platinum}
 ---
 behaviour: {latency_p99_ms: 0}
+---
+behaviour: {latency_p99_ms: 1.0e-300}
 ---
 behaviour: {throughput_min_per_s: -1}
 ---

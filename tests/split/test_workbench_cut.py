@@ -85,7 +85,9 @@ def test_what_the_contract_asks_of_cuts_is_asked_of_the_candidates(model: Path, 
     light = prepare(model, tmp_path / "light", contract=Contract(resource=Resource(memory_bytes=2047)))
     assert light.cuts == ()
     assert light.no_cuts_reason.startswith("no cut meets what the contract asks of it: ")
-    assert "2047" in light.no_cuts_reason
+    assert light.no_cuts_reason.endswith(": at most 2,047 bytes of weights in the head (resource.memory_bytes)")
+    whole = prepare(model, tmp_path / "whole", contract=Contract(data=Data(depth_min_ratio=1.0)))
+    assert whole.no_cuts_reason.endswith(": at least 100 % of the compute in the head (data.depth_min_ratio)")
     hidden = prepare(model, tmp_path / "hidden", contract=Contract(data=Data(privacy="no-raw-input")))
     assert hidden.cuts == ()  # no value of it is a sum: all show x
     assert list_cuts(model, contract=Contract(resource=Resource(memory_bytes=2047)))["cuts"] == []
