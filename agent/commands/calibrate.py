@@ -34,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="FOLDER|FILE.npz",
-        help="what the model usually sees: a folder of pictures or .npz requests, or one .npz with a batch; 20 or more",
+        help="what the model usually sees: a folder of pictures or .npz requests, or one .npz with a batch; 20 or "
+        "more, of different scenes (ones that are alike, as frames of a film, next to each other by name or row)",
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help=f"where the result goes (default: {CALIBRATION_FILE} beside the model)"

@@ -46,7 +46,7 @@ from split.workbench.coded_cut import DECODED_BYTES_MAX, CodedCut, Halves, HeldO
 from split.workbench.curves import curve, point, trace
 from split.workbench.cut import candidate_cuts, describe, settle
 from split.workbench.planes import layouts_of
-from split.workbench.sources import Request, Source, folds_of, read_sources, spread
+from split.workbench.sources import Request, Source, dealt, folds_of, read_sources, spread
 from split.workbench.worth_coding import PICTURE_BYTES, TRANSFORMED_MAX, Worth, choose, rank
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ def calibrate(
     on_progress("reading the model", 0.0)
     model = load_model(model_path)
     on_progress("reading the inputs", 0.02)
-    sources = read_sources(inputs, model.inputs, contract)
+    sources = dealt(read_sources(inputs, model.inputs, contract))
     with tempfile.TemporaryDirectory(prefix="isthmus-calibrate-") as name:
         folder = Path(name)
         share_weights(model, folder)

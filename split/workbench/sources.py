@@ -88,6 +88,26 @@ def folds_of(sources: Sequence[Source]) -> int:
     return min(FOLDS, len(sources))
 
 
+def dealt(sources: Sequence[Source]) -> list[Source]:
+    """The same ones in the order of their use: neighbours, which may be frames of one film, share a fold (but for the
+    two at its ends), and the first so many, however many that is, lie evenly among all."""
+    folds = folds_of(sources)
+    sizes = [len(range(fold, len(sources), folds)) for fold in range(folds)]
+    found: list[Source | None] = [None] * len(sources)
+    begin = 0
+    for fold, size in enumerate(sizes):
+        found[fold::folds] = [sources[begin + at] for at in _evenly(size)]
+        begin += size
+    return [source for source in found if source is not None]
+
+
+def _evenly(count: int) -> list[int]:
+    """0 … count − 1 in the order of their bits reversed (van der Corput 1935): 0, half, a quarter, three quarters …"""
+    bits = max(count - 1, 0).bit_length()
+    reversed_bits = (int(f"{number:0{bits}b}"[::-1], 2) for number in range(1 << bits))
+    return [number for number in reversed_bits if number < count]
+
+
 def spread(sources: Sequence[Source], count: int) -> list[tuple[int, Request]]:
     """At most `count` requests with their folds: each source's first view, then each one's second, and so on."""
     most = max(len(source.views) for source in sources)
@@ -114,10 +134,8 @@ def _folder(path: Path, specs: Sequence[TensorSpec], contract: Contract | None) 
             log.warning("%s is the same file as %s and is not used", file, known[digest].name)
         else:
             known[digest] = file
-    files = list(known.values())
-    if len(files) > SOURCES_MAX:
-        log.warning("%s holds %d inputs; %d of them, evenly spread, are used", path, len(files), SOURCES_MAX)
-        files = [files[number * len(files) // SOURCES_MAX] for number in range(SOURCES_MAX)]
+    distinct = list(known.values())
+    files = [distinct[number] for number in _used(len(distinct), path)]
     found = []
     for file in files:
         try:
@@ -132,6 +150,14 @@ def _folder(path: Path, specs: Sequence[TensorSpec], contract: Contract | None) 
     return found
 
 
+def _used(count: int, path: Path) -> list[int]:
+    """Which of so many inputs are used."""
+    if count <= SOURCES_MAX:
+        return list(range(count))
+    log.warning("%s holds %d inputs; %d of them, evenly spread, are used", path, count, SOURCES_MAX)
+    return [number * count // SOURCES_MAX for number in range(SOURCES_MAX)]
+
+
 def _rows(path: Path, specs: Sequence[TensorSpec]) -> list[Source]:
     tensors = read_inputs(path)
     assert tensors is not None
@@ -143,13 +169,12 @@ def _rows(path: Path, specs: Sequence[TensorSpec]) -> list[Source]:
         and (wanted[name].shape[0] in (1, -1) or isinstance(wanted[name].shape[0], str))
         for name, array in tensors.items()
     )
-    rows = range(min(sizes.pop(), SOURCES_MAX)) if batched else None
     try:
-        if rows is None:
+        if not batched:
             return [_request(path.name, tensors, specs)]
         return [
             _request(f"row {row}", {name: array[row : row + 1] for name, array in tensors.items()}, specs)
-            for row in rows
+            for row in _used(sizes.pop(), path)
         ]
     except InvalidRequest as error:
         raise InvalidRequest(f"{path}: {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from split.errors import InvalidRequest
 from split.profiles.contract import Contract, Data, InputContract
 from split.profiles.image_spec import ImageSpec
 from split.tensor import Array, TensorSpec
-from split.workbench.sources import SOURCES_MAX, Source, folds_of, read_sources, spread
+from split.workbench.sources import SOURCES_MAX, Source, dealt, folds_of, read_sources, spread
 
 SPEC = ImageSpec(resize=40, crop=32, mean=(127.0,) * 3, std=(64.0,) * 3)
 PICTURE = [TensorSpec(name="x", dtype="FP32", shape=("n", 3, 32, 32))]
@@ -148,6 +149,32 @@ def test_of_very_many_some_are_used_evenly(tmp_path: Path) -> None:
         np.savez(tmp_path / f"{number:04}.npz", **request(a=np.full((1, 2), number, np.float32)))
     sources = read_sources(tmp_path, PLAIN, None)
     assert [source.name for source in sources] == [f"{number:04}.npz" for number in range(0, many, 2)]
+
+
+def test_of_very_many_rows_some_are_used_evenly_and_it_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    many = 2 * SOURCES_MAX
+    np.savez(tmp_path / "rows.npz", a=np.ones((many, 2), np.float32), b=np.ones((many, 3), np.int64))
+    with caplog.at_level(logging.WARNING):
+        sources = read_sources(tmp_path / "rows.npz", PLAIN, None)
+    assert [source.name for source in sources] == [f"row {row}" for row in range(0, many, 2)]
+    assert f"rows.npz holds {many} inputs; {SOURCES_MAX} of them, evenly spread, are used" in caplog.text
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 7, 20, 64, 96])
+def test_sources_are_dealt_so_that_neighbours_share_a_fold_and_the_first_ones_lie_evenly(count: int) -> None:
+    sources = [Source(name=f"{n}", views=()) for n in range(count)]
+    order = [int(source.name) for source in dealt(sources)]
+    assert sorted(order) == list(range(count))
+    folds = folds_of(sources)
+    for fold in range(folds):
+        members = sorted(order[fold::folds])
+        assert members == list(range(members[0], members[0] + len(members)))
+    for first in range(2, count):
+        used = sorted(order[:first])
+        gaps = [b - a for a, b in pairwise([-1, *used, count])]
+        assert max(gaps) <= 2.5 * count / first + 1
 
 
 def test_requests_are_spread_over_sources_and_each_keeps_its_fold() -> None:
