@@ -57,7 +57,8 @@ class CompanionView:
         """A silence has explained such already, and nothing has crossed the link since."""
         self._payload_bytes_max = math.inf
         self.pace = 1.0
-        """How much longer it takes now than when it said so first, this way."""
+        """How much longer it takes now than when it said so first, on this connection: another may lead to a companion
+        that was started anew, whose piece of work is another one."""
         self._first_work_ms = 0.0
 
     # -- the connection -----------------------------------------------------------------------------------------------
@@ -67,7 +68,7 @@ class CompanionView:
         self._heard_again()
         if another_way := self._link.use(way):
             self._queue = CloudQueue()
-            self.pace, self._first_work_ms = 1.0, 0.0
+        self.pace, self._first_work_ms = 1.0, 0.0
         self._lost = self._silent = ""
         self.ahead_bytes = ahead_bytes
         self._payload_bytes_max = max_message_bytes - REQUEST_METADATA_BYTES

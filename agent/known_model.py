@@ -129,6 +129,7 @@ class KnownModel:
     explorer: Explorer | None
     """None for class gold, whose requests try nothing out, and where a try that fails would have no answer."""
     _rested_at_s: float = -math.inf
+    _pace_when_ready: float = 1.0
     _opening_known: OpeningMs | None = None
     _opening: Opening | None = None
 
@@ -264,7 +265,7 @@ class KnownModel:
             self.explorer.forget_remote()
 
     def companion_ready(self, whole_ms: float, image_ms: float, pace: float) -> None:
-        """As `Planner.companion_ready`; `pace`: the companion's, as it says."""
+        """As `Planner.companion_ready`; `pace`: the companion's when it measured these times, as it says."""
         not_there = self.codecs_not_there
         self.not_ready()
         self.codecs_not_there = not_there
@@ -272,7 +273,7 @@ class KnownModel:
         self.ready, self.speed_ratio = True, speed
         self.cloud_image_ms = image_ms if image_ms > 0.0 else self.profile.image_ms * speed
         self.cloud_ms = self.measured.costs[Column.TAIL] * speed
-        self.cloud = PacedDrift(prior_sigma=CLOUD_SIGMA, pace=pace)
+        self.cloud, self._pace_when_ready = PacedDrift(prior_sigma=CLOUD_SIGMA), pace
         self.cloud_image = Drift(prior_sigma=0.5)
         self.tail_residuals.clear()
         self.messages.decode.clear()
@@ -287,6 +288,7 @@ class KnownModel:
             return  # a cut of the card that was never measured here: no plan uses it
         self.opened = self.opened | rows
         if tail_ms > 0.0:
+            tail_ms /= self.cloud.pace  # measured now, and compared with what was measured when the model was ready
             self.cloud_ms = np.where(rows, tail_ms, self.cloud_ms)
             self.table = self.table.with_compute(tail_ms=np.where(rows, tail_ms, self.table.costs[Column.TAIL]))
 
@@ -317,9 +319,10 @@ class KnownModel:
         """As `Planner.observe_reply`."""
         self._learn_message(self.messages.reply, decode_ms, self.table.reply_ms_per_byte * down_bytes)
 
-    def companion_paced(self, ratio: float, from_s: float) -> None:
-        """As `PacedDrift.paced`."""
-        self.cloud.paced(ratio, from_s)
+    def companion_paced(self, pace: float, from_s: float) -> None:
+        """The companion's pace on this connection is another one, since some time after `from_s`."""
+        if self.ready:
+            self.cloud.paced(pace / self._pace_when_ready, from_s)
 
     def observe_cloud(self, plan: Plan, tail_ms: float | None, decode_ms: float | None, now_s: float) -> None:
         """The companion decoded this plan's payload in `decode_ms` and computed `tail_ms` for it, as it said at

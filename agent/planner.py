@@ -211,10 +211,11 @@ class Planner:
 
     def companion_paced(self, work_ms: float, since_s: float, now_s: float) -> None:
         """The companion says that a piece of work of its own takes it so long now, and that `since_s` ago it still took
-        what it had said before. What it says first, this way, is what the times hold for that it is ready with."""
-        ratio = self._companion.paced(work_ms)
+        what it had said before. What it said last before it was ready with a model is what the times hold for that it
+        gave then; where it had said nothing on this connection, what it says first."""
+        pace = self._companion.paced(work_ms)
         for model in self._models.values():
-            model.companion_paced(ratio, now_s - since_s)
+            model.companion_paced(pace, now_s - since_s)
 
     def companion_not_ready(self, name: str, why: str) -> None:
         """This model could not be made ready so far (a sentence says why). Unknown names are ignored."""

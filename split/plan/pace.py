@@ -25,18 +25,19 @@ class PacedDrift:
     REMEMBERED: Final = 16
     """Measurements that are held against a change that is said afterwards: more than come until it is."""
 
-    __slots__ = ("_drift", "_pace", "_seen")
+    __slots__ = ("_drift", "_seen", "pace")
 
-    def __init__(self, *, prior_sigma: float, pace: float = 1.0) -> None:
+    def __init__(self, *, prior_sigma: float) -> None:
         self._drift = Drift(prior_sigma=prior_sigma)
-        self._pace = pace
+        self.pace = 1.0
+        """As it says, over what it was when the times were measured that everything is compared with."""
         self._seen: deque[tuple[float, float]] = deque(maxlen=self.REMEMBERED)
         """When it was measured, and the logarithm of the drift as it was believed then."""
 
     @property
     def ratio(self) -> float:
         """Of a run now."""
-        return self._pace * self._drift.ratio
+        return self.pace * self._drift.ratio
 
     @property
     def sigma(self) -> float:
@@ -49,18 +50,19 @@ class PacedDrift:
 
     def observe(self, measured_ms: float, expected_ms: float, now_s: float) -> float:
         """As `Drift.observe`, of a run whose time was told at `now_s`."""
-        drift = self._drift.observe(measured_ms, expected_ms * self._pace)
+        drift = self._drift.observe(measured_ms, expected_ms * self.pace)
         self._seen.append((now_s, math.log(drift)))
-        return self._pace * drift
+        return self.pace * drift
 
     def paced(self, ratio: float, from_s: float) -> None:
-        """It takes `ratio` times as long as at its best, since some time after `from_s`; before, it was as it had said.
+        """It takes `ratio` times as long as when the times were measured, since some time after `from_s`; before, it
+        was as it had said.
 
         Times that came meanwhile may have shown it already: then the drift has moved by about as much, and gives it
         back to the pace. Otherwise all that is known becomes so much slower or faster, and less certain.
         """
-        change = math.log(ratio / self._pace)
-        self._pace = ratio
+        change = math.log(ratio / self.pace)
+        self.pace = ratio
         if abs(change) <= 2.0 * abs(change - self._moved_since(from_s)):
             self._drift.unsettle(self.PACE_SIGMA * abs(change))
         else:

@@ -501,22 +501,46 @@ def test_what_was_late_on_a_link_that_answers_is_believed() -> None:
     assert planner.snapshot(3.0)["link"]["rtt_ms"] > 50.0
 
 
-def test_what_the_companion_says_of_its_pace_holds_for_all_models_and_the_next_connection() -> None:
+def tail_ms(planner: Planner, plan: Plan = OFFLOAD, name: str = "m") -> float:
+    facts = dataclasses.replace(TENSOR, mode=plan.placement, cut=plan.cut)
+    return planner.decide(name, facts, edge_queue_ms=0.0, now_s=100.0).chosen.stages_ms["tail"]
+
+
+def test_what_the_companion_says_first_of_its_pace_is_what_its_times_hold_for() -> None:
     planner = connected_planner()
-    forced = dataclasses.replace(TENSOR, mode=Placement.OFFLOAD)
     planner.companion_paced(1.6, 0.0, 1.0)
-    assert choose(planner, forced).chosen.stages_ms["tail"] == pytest.approx(10.0, rel=0.01)
+    assert tail_ms(planner) == pytest.approx(10.0, rel=0.01)
     planner.companion_paced(8.0, 0.3, 2.0)
-    assert choose(planner, forced).chosen.stages_ms["tail"] == pytest.approx(50.0, rel=0.01)
-    planner.connected(max_message_bytes=1 << 28)
-    planner.companion_ready("m", 10.0, 0.5)
-    assert choose(planner, forced).chosen.stages_ms["tail"] == pytest.approx(50.0, rel=0.01)
-    planner.companion_paced(1.6, 9.0, 12.0)
-    assert choose(planner, forced).chosen.stages_ms["tail"] == pytest.approx(10.0, rel=0.01)
-    planner.connected(max_message_bytes=1 << 28, way="another")
-    planner.companion_ready("m", 10.0, 0.5)
-    planner.companion_paced(8.0, 0.0, 13.0)  # another machine: its first word is what its times hold for
-    assert choose(planner, forced).chosen.stages_ms["tail"] == pytest.approx(10.0, rel=0.01)
+    assert tail_ms(planner) == pytest.approx(50.0, rel=0.01)
+
+
+@pytest.mark.parametrize("way", ["", "another"])
+def test_times_measured_while_the_companion_is_slow_are_not_made_longer_by_its_word(way: str) -> None:
+    """1.1 ms a piece, then 3.3, then a new connection; the whole takes 30 ms there instead of 10."""
+    planner = connected_planner()
+    planner.companion_paced(1.1, 0.0, 1.0)
+    planner.companion_paced(3.3, 0.3, 2.0)
+    planner.connected(max_message_bytes=1 << 28, way=way)
+    planner.companion_ready("m", 30.0, 0.5)
+    assert tail_ms(planner) == pytest.approx(30.0, rel=0.01)
+    planner.companion_paced(3.3, 0.0, 11.0)
+    assert tail_ms(planner) == pytest.approx(30.0, rel=0.01)
+    planner.companion_paced(1.1, 9.0, 20.0)
+    assert tail_ms(planner) == pytest.approx(10.0, rel=0.01)
+
+
+def test_a_model_and_a_cut_that_are_ready_later_are_taken_at_the_pace_of_then() -> None:
+    planner = connected_planner()
+    planner.companion_paced(1.0, 0.0, 1.0)
+    planner.companion_paced(3.0, 0.1, 2.0)
+    planner.add_model("n", CARD, PROFILE, CONTRACT)
+    planner.companion_ready("n", 30.0, 0.5)
+    planner.segment_ready("m", CUT, 21.0)
+    assert tail_ms(planner, name="n") == pytest.approx(30.0, rel=0.01)
+    assert tail_ms(planner, SPLIT) == pytest.approx(21.0, rel=0.01)
+    planner.companion_paced(1.0, 9.0, 12.0)
+    assert tail_ms(planner, name="n") == pytest.approx(10.0, rel=0.01)
+    assert tail_ms(planner, SPLIT) == pytest.approx(7.0, rel=0.01)
 
 
 def test_a_picture_that_was_slow_there_is_quick_again_with_whatever_else_runs_there() -> None:

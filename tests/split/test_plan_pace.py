@@ -68,7 +68,6 @@ def test_slowness_that_it_says_lasts_is_waited_out_and_slowness_that_it_does_not
 
 
 def test_before_anything_was_measured_its_word_is_all() -> None:
-    assert PacedDrift(prior_sigma=0.2, pace=3.0).ratio == 3.0
     drift = PacedDrift(prior_sigma=0.2)
     drift.paced(2.0, from_s=-math.inf)
     assert drift.ratio == 2.0
