@@ -55,6 +55,7 @@ class Job(asyncio.Future[Timed[T]]):
         expected_ms: float,
         rank: int,
         stop: Stop | None,
+        yields: bool,
         handback: Handback,
     ) -> None:
         super().__init__(loop=handback.loop)
@@ -65,6 +66,7 @@ class Job(asyncio.Future[Timed[T]]):
         self.expected_ms = expected_ms
         self.rank = rank
         self.stop = stop
+        self.yields = yields
         self.entered_at_s = time.monotonic()
         self.started_at_s: float | None = None
         """When the worker took it."""
@@ -123,18 +125,22 @@ class Compute:
         expected_ms: float,
         rank: int = LAST_RANK,
         stop: Stop | None = None,
+        yields: bool = False,
     ) -> Job[T]:
         """Have `work` run on the worker thread; among those waiting, the earliest deadline goes first.
 
         `deadline_at_s`: monotonic seconds, only for the order: a late job is still run; `math.inf` for what may run
         when nothing else waits. `expected_ms`: what it will take, hold included, for `queue_ms`. `rank`: the smaller,
         the sooner, where nobody is late by it. `stop`: asked when the job is cancelled while it runs; what emulation
-        adds ends then, too. The job raises what `work` raises, ModelUnavailable when the daemon
+        adds ends then, too. `yields`: it is for idle times, and cancelled by the next job that enters while it runs
+        (give it a `stop`). The job raises what `work` raises, ModelUnavailable when the daemon
         closes before its turn, Overloaded when one of a better rank took its place in a full queue. Raises Overloaded
         when too many wait, none of them of a worse rank, ModelUnavailable while closing.
         """
         self.on_load(expected_ms, deadline_at_s)
-        job = Job(self, work, deadline_at_s, expected_ms, rank, stop, self._to_loop(asyncio.get_running_loop()))
+        job = Job(self, work, deadline_at_s, expected_ms, rank, stop, yields, self._to_loop(asyncio.get_running_loop()))
+        if (running := self._running) is not None and running.yields:
+            running.cancel()
         too_many = f"{self._max_waiting} jobs wait for the compute worker, no more fit; try again later"
         passed_over = None
         with self._lock:
@@ -162,7 +168,7 @@ class Compute:
         """Expected ms until a job that comes now would start: those waiting and the rest of the running one."""
         with self._lock:
             running, waiting_ms = self._running, self._waiting_ms
-            if running is None or self._stopping:
+            if running is None or running.yields or self._stopping:
                 return waiting_ms
             left_ms = running.expected_ms - (time.monotonic() - self._started_at_s) * 1e3
             # One that is late is expected to need as much again, up to its whole time: the device has become slower.

@@ -191,6 +191,10 @@ class Journal:
         """The device ran the whole of a request that was answered over a lossy codec; `kept`: what is known now."""
         self._totals(model).checks[codec] = (kept.seen, kept.over, kept.mean_ratio)
 
+    def unchecked(self, model: str, codec: str, answers: int) -> None:
+        """So many answers over a lossy codec came since the last one that was checked."""
+        self._totals(model).unchecked[codec] = answers
+
     def _totals(self, model: str) -> Totals:
         totals = self.totals.get(model)
         if totals is None:
@@ -235,12 +239,18 @@ class Journal:
         return {"agreed": totals.shadows[True], "differed": totals.shadows[False]}
 
     def checks(self, model: str) -> dict[str, dict[str, float]]:
-        """Spot checks by codec; empty before the first."""
-        totals = self.totals.get(model)
-        return {
-            codec: {"checked": seen, "beyond_bound": over, "mean_of_bound": round(ratio, 4)}
-            for codec, (seen, over, ratio) in (totals.checks if totals is not None else {}).items()
-        }
+        """Spot checks by codec, and the answers since the last one; empty before the first lossy answer."""
+        totals = self.totals.get(model, Totals())
+        found: dict[str, dict[str, float]] = {}
+        for codec, unchecked in totals.unchecked.items():
+            seen, over, ratio = totals.checks.get(codec, (0, 0, 0.0))
+            found[codec] = {
+                "checked": seen,
+                "beyond_bound": over,
+                "mean_of_bound": round(ratio, 4),
+                "unchecked": unchecked,
+            }
+        return found
 
     def p50_ms(self, model: str) -> float | None:
         """Median of the last `RECENT` answers; None before the first."""

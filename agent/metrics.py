@@ -83,6 +83,11 @@ class Metrics:
             "Mean distance of spot-checked answers to the unsplit model's, over the bound: above 1 it is broken.",
             labels=["model", "codec"],
         )
+        unchecked = GaugeMetricFamily(
+            "isthmus_unchecked_answers",
+            "Answers over a lossy codec since the last one that was checked: above spot_check_every, none could be.",
+            labels=["model", "codec"],
+        )
         explored = CounterMetricFamily(
             "isthmus_explored_requests", "Requests whose plan was run to learn something.", labels=["model"]
         )
@@ -120,6 +125,8 @@ class Metrics:
                 hedges.add_metric([model, first], count)
             for codec, (_, _, ratio) in totals.checks.items():
                 checks.add_metric([model, codec], ratio)
+            for codec, answers in totals.unchecked.items():
+                unchecked.add_metric([model, codec], answers)
             explored.add_metric([model], totals.explored)
             for stage, one in totals.predicted.items():
                 edges = [("+Inf" if edge is None else repr(edge), n) for edge, n in one.edges()]
@@ -127,7 +134,8 @@ class Metrics:
                 errors.add_metric([model, stage], one.count, one.error_sum)
             for measured, joules in totals.joules.items():
                 energy.add_metric([model, str(measured).lower()], joules)
-        yield from (requests, durations, stages, fallbacks, hedges, shadows, checks, explored, ratios, errors, energy)
+        yield from (requests, durations, stages, fallbacks, hedges, shadows)
+        yield from (checks, unchecked, explored, ratios, errors, energy)
         rates = GaugeMetricFamily(
             "isthmus_calibration_rate_ratio",
             "Bytes of calibrated codecs over what the calibration says: far above 1, live inputs do not fit it.",

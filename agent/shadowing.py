@@ -45,7 +45,7 @@ class Shadowing:
 
     def answered(self, request: InferenceRequest, outcome: Outcome, whole_ms: Callable[[], float]) -> None:
         """A request is answered, and its answer on its way; `whole_ms`: what the whole would take here, opening in."""
-        if outcome.ran.placement is Placement.LOCAL or self._reruns.running:
+        if outcome.ran.placement is Placement.LOCAL or outcome.fallback or self._reruns.running:
             return
         agreement, now_s = self._agreement(request), asyncio.get_running_loop().time()
         if not agreement.due(now_s):
@@ -64,7 +64,9 @@ class Shadowing:
             self._agreements[model] = model.contract, agreement
         return agreement
 
-    def _compared(self, name: str, agreement: Agreement, why_not: str) -> None:
+    def _compared(self, name: str, agreement: Agreement, why_not: str | None) -> None:
+        if why_not is None:
+            return
         self._journal.compared(name, agrees=not why_not)
         if agreement.compared(why_not):
             log.warning("model=%s %s", name, agreement.failed)

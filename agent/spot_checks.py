@@ -27,8 +27,10 @@ log = logging.getLogger(__name__)
 
 class _Checked:
     def __init__(self) -> None:
-        self.since = 0
+        self.unchecked = 0
         """Answers since the last one that was compared."""
+        self.failed = 0
+        """Of those, the ones that could not be."""
         self.kept = Kept()
 
 
@@ -45,19 +47,27 @@ class SpotChecks:
 
     def answered(self, request: InferenceRequest, outcome: Outcome, whole_ms: Callable[[], float]) -> None:
         """A request is answered, and its answer on its way; `whole_ms`: what the whole would take here, opening in.
-        One that is due and finds the device busy leaves its turn to the next."""
+        One that is due and finds the device busy, or ends for another request, leaves its turn to the next."""
         codec = outcome.ran.codec
-        if not self._every or codec is None or codec in LOSSLESS_CODECS:
+        if not self._every or codec is None or codec in LOSSLESS_CODECS or outcome.fallback:  # parts finished here
             return
         checked = self._checked.setdefault(request.model, {}).setdefault(codec, _Checked())
-        checked.since += 1
-        if checked.since < self._every or checked.kept.broken:
+        checked.unchecked += 1
+        self._journal.unchecked(request.model.name, codec, checked.unchecked)
+        if checked.unchecked - checked.failed < self._every or checked.kept.broken:
             return
-        then = partial(self._compared, request, codec, checked.kept)
-        if self._reruns.begin(request, outcome, whole_ms(), partial(_distance, request, outcome), then):
-            checked.since = 0
+        then = partial(self._compared, request, codec, checked, checked.unchecked)
+        self._reruns.begin(request, outcome, whole_ms(), partial(_distance, request, outcome), then)
 
-    def _compared(self, request: InferenceRequest, codec: str, kept: Kept, distance: float) -> None:
+    def _compared(
+        self, request: InferenceRequest, codec: str, checked: _Checked, answers: int, distance: float | None
+    ) -> None:
+        """`answers`: how many were unchecked when this one was looked at."""
+        if distance is None:
+            checked.failed = answers
+            return
+        checked.unchecked, checked.failed, kept = checked.unchecked - answers, 0, checked.kept
+        self._journal.unchecked(request.model.name, codec, checked.unchecked)
         model, fidelity = request.model, request.model.contract.data.fidelity
         bound = fidelity.bound if request.facts.fidelity is None else request.facts.fidelity
         broken = kept.checked(distance, bound)

@@ -49,6 +49,8 @@ class Totals:
     """Answers of the companion's that the device compared with its own, by whether they agreed."""
     checks: dict[str, tuple[int, int, float]] = field(default_factory=dict)
     """Codec → spot checks of the model that is loaded: how many, how many beyond the bound, mean distance / bound."""
+    unchecked: dict[str, int] = field(default_factory=dict)
+    """Lossy codec → answers since the last spot check, or since the first of them."""
     explored: int = 0
     """Requests whose plan was run to learn something."""
     predicted: dict[str, Ratios] = field(default_factory=dict)

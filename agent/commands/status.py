@@ -76,6 +76,8 @@ def _lines(status: Mapping[str, Any]) -> Iterator[str]:
             yield f"{'':<28} cut {cut} is not open at the companion: {why}"
         for codec, why in sorted((model.get("codecs_why_not") or {}).items()):
             yield f"{'':<28} codec {codec} is not used: {why}"
+        for codec, found in sorted((model.get("spot_checks") or {}).items()):
+            yield f"{'':<28} codec {codec}: {_checks(found)}"
         for codec in model.get("calibration_misfit") or ():
             yield f"{'':<28} {misfit_text(codec, (model.get('calibration_rate') or {}).get(codec, 0.0))}"
         if model.get("calibration_note"):
@@ -84,6 +86,14 @@ def _lines(status: Mapping[str, Any]) -> Iterator[str]:
             yield f"{'':<28} {model['accelerators_note']}"
         if model.get("cuts_note"):
             yield f"{'':<28} cut as it stands in the file: {model['cuts_note']}"
+
+
+def _checks(found: Mapping[str, float]) -> str:
+    """Of `Journal.checks`."""
+    unchecked = f"{found['unchecked']} answers since the last check"
+    if not found["checked"]:
+        return f"{found['unchecked']} answers, none checked yet"
+    return f"{found['checked']} answers checked, {found['mean_of_bound']:.2f} of the bound on average; {unchecked}"
 
 
 def _identity(identity: Mapping[str, Any]) -> str:

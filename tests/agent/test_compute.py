@@ -150,6 +150,21 @@ async def test_a_job_that_is_cancelled_while_it_runs_is_stopped_and_the_next_is_
     assert not stops[1].asked  # it is over
 
 
+async def test_a_job_for_idle_times_ends_for_the_next_that_enters_and_keeps_nobody_waiting(compute: Compute) -> None:
+    stop, begun, ended = Stop(), threading.Event(), threading.Event()
+
+    def work() -> bool:
+        stop.begins(ended.set)
+        begun.set()
+        return ended.wait(30)
+
+    idle = compute.run(work, deadline_at_s=math.inf, expected_ms=60_000.0, stop=stop, yields=True)
+    assert await asyncio.to_thread(begun.wait, 30)
+    assert compute.queue_ms == 0.0
+    assert (await later(compute, lambda: "next")) == "next"
+    assert idle.cancelled()
+
+
 async def test_what_emulation_adds_ends_with_a_job_that_is_stopped() -> None:
     compute = Compute(slowdown=1e9)
     try:

@@ -51,6 +51,7 @@ from split.plan.hedging import Replies
 from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
 from split.profiles.contract import Behaviour, Contract, Data, Fallback, Fidelity, Retry, Weights
 from split.profiles.measured import CodecCosts, CutCosts, ModelProfile
+from split.runtime.accelerators import Choice
 from split.runtime.engine import Segment, Stop
 from split.runtime.segment import OrtEngine
 from split.runtime.store import SegmentStore
@@ -101,6 +102,8 @@ Behaviour_ = Callable[["Lab", MemoryChannel, Infer, memoryview], Awaitable[None]
 
 class SlowJob(asyncio.Future[Timed[Any]]):
     started_at_s: float | None = None
+    yields = False
+    ends: asyncio.TimerHandle | None = None
 
     @property
     def running_ms(self) -> float:
@@ -121,9 +124,12 @@ class SlowCompute:
         self._entered = itertools.count()
         self._busy_until_s = 0.0
         self._busy = False
+        self._running: SlowJob | None = None
 
     @property
     def queue_ms(self) -> float:
+        if self._busy and self._running is not None and self._running.yields:
+            return 0.0
         rest_ms = max(self._busy_until_s - asyncio.get_running_loop().time(), 0.0) * 1000
         return rest_ms + sum(job[3] for job in self._waiting if not job[5].cancelled())
 
@@ -135,12 +141,19 @@ class SlowCompute:
         expected_ms: float,
         rank: int = 99,
         stop: Stop | None = None,
+        yields: bool = False,
     ) -> asyncio.Future[Timed[Any]]:
-        """`stop`: not asked, what runs here runs to its end."""
+        """`stop`: not asked, what runs here runs to its end; but one that `yields` ends at once."""
         self.ranks.append(rank)
         self.on_load(expected_ms, deadline_at_s)
         loop = asyncio.get_running_loop()
         future = SlowJob(loop=loop)
+        future.yields = yields
+        if self._busy and self._running is not None and self._running.yields:
+            assert self._running.ends is not None
+            self._running.ends.cancel()
+            self._running.cancel()
+            self._busy = False
         heapq.heappush(self._waiting, (deadline_at_s, next(self._entered), loop.time(), expected_ms, work, future))
         if not self._busy:
             self._next()
@@ -153,14 +166,15 @@ class SlowCompute:
         while self._waiting and not self._busy:
             _, _, entered_at_s, expected_ms, work, future = heapq.heappop(self._waiting)
             if not future.cancelled():
-                future.started_at_s = loop.time()
+                future.started_at_s, self._running = loop.time(), future
                 self._busy, self._busy_until_s = True, loop.time() + expected_ms / 1000
                 queue_ms = (loop.time() - entered_at_s) * 1000
                 run_ms = self.takes_ms(expected_ms)
-                loop.call_later(run_ms / 1000, self._done, work, future, queue_ms, run_ms)
+                future.ends = loop.call_later(run_ms / 1000, self._done, work, future, queue_ms, run_ms)
 
     def _done(self, work: Callable[[], Any], future: SlowJob, queue_ms: float, run_ms: float) -> None:
         self.took_ms.append(run_ms)
+        self._running = future.ends = None
         try:
             timed = Timed(work(), queue_ms, run_ms)
         except IsthmusError as error:
@@ -1642,9 +1656,38 @@ def test_what_the_contracts_fidelity_allows_of_a_lossy_plan_agrees(tmp_path: Pat
     run_in_virtual_time(story())
 
 
-def test_a_comparison_makes_no_waiting_request_begin_its_finish_and_no_other_late(tmp_path: Path) -> None:
+def test_a_comparison_ends_for_a_request_that_comes_and_makes_none_that_waits_begin_its_finish(tmp_path: Path) -> None:
+    """It takes 100 ms: after 50 the request comes, and finds the worker free."""
+
     async def story() -> None:
         async with Lab(tmp_path, behave=replies_after(0.006), contract=SHADOW) as lab:
+            await lab.ask(deadline_ms=2 * WHOLE_MS)
+            waiting = lab.lateness.watch(
+                "other",
+                deadline_at_s=asyncio.get_running_loop().time() + 0.2,
+                local_ms=50.0,
+                timeout_ms=None,
+                begin=asyncio.get_running_loop().create_future,
+            )
+            await asyncio.sleep(WHOLE_MS / 2000)
+            assert not waiting.done()
+            lab.lateness.forget("other")
+            assert (await lab.ask(mode="local")).stages_ms["queue"] == 0.0
+            assert lab.journal.shadows("tiny") == {}
+            await asyncio.sleep(1.0)
+            await lab.ask(deadline_ms=2 * WHOLE_MS)
+            await asyncio.sleep(WHOLE_MS / 1000 + 0.001)
+            assert lab.journal.shadows("tiny") == {"agreed": 1, "differed": 0}
+
+    run_in_virtual_time(story())
+
+
+def test_a_comparison_on_an_accelerator_makes_no_waiting_request_begin_its_finish_and_no_other_late(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with Lab(tmp_path, behave=replies_after(0.006), contract=SHADOW) as lab:
+            lab.model.choice = Choice(("cuda", "cpu"))
             await lab.ask(deadline_ms=2 * WHOLE_MS)  # the next one like it would be late behind a whole
             await asyncio.sleep(1.0)
             assert lab.journal.shadows("tiny") == {}

@@ -32,14 +32,14 @@ from split.codec.calibration import (
 )
 from split.codec.klt import calibration_key, klt_key
 from split.codec.payload import SPOKEN, decode, encode
-from split.errors import InvalidRequest
+from split.errors import EngineFailed, InvalidRequest
 from split.plan.plan import Placement
 from split.profiles.contract import Contract, Data, Fidelity
 from split.profiles.measured import CodecCosts, Point
 from split.transport.memory import MemoryChannel, memory_pair
 from split.transport.virtual_time import run_in_virtual_time
 from split.wire.messages import NO_CALIBRATION, Infer, Message, ModelOffer, Refused, SegmentOpen
-from tests.agent.test_serve import HELLO, Behaviour_, Lab, answer
+from tests.agent.test_serve import HELLO, WHOLE_MS, Behaviour_, Lab, answer
 
 FINE, COARSE = 64, 144
 CONTRACT = Contract(data=Data(codecs=("raw", "klt"), fidelity=Fidelity(measure="relative", bound=0.05)))
@@ -353,6 +353,67 @@ def test_answers_inside_the_bound_are_checked_one_in_so_many_and_stay(tmp_path: 
         assert lab.why_not() == ""
 
     story_of(lambda: KltLab(tmp_path, behave=reads_klt(), every=3))(story)
+
+
+def test_answers_are_checked_whatever_their_deadlines_since_a_check_ends_for_whoever_comes(tmp_path: Path) -> None:
+    """Behind a whole there would be no time for another one."""
+
+    async def story(lab: KltLab) -> None:
+        for answers in range(12):
+            await lab.ask_klt(deadline_ms=2 * WHOLE_MS + 19.0)
+            assert lab.journal.checks("tiny")["klt"]["unchecked"] == 1 + answers % 3
+            await asyncio.sleep(0.5)
+        assert lab.journal.checks("tiny")["klt"]["checked"] == 4
+
+    story_of(lambda: KltLab(tmp_path, behave=reads_klt(), every=3))(story)
+
+
+def low_battery(lab: KltLab) -> None:
+    lab.planner._battery_low = lambda: True
+
+
+def whole_closed(lab: KltLab) -> None:
+    lab.model.activation_ms = lambda cut: 50.0 if cut is None else 0.0  # type: ignore[method-assign]
+
+
+def whole_fails(lab: KltLab) -> None:
+    def fails() -> Any:
+        raise EngineFailed("it fails here")
+
+    lab.model.whole = fails  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("hindered", [low_battery, whole_closed, whole_fails])
+def test_answers_that_cannot_be_checked_are_counted(
+    tmp_path: Path, hindered: Callable[[KltLab], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(lab: KltLab) -> None:
+        hindered(lab)
+        for _ in range(10):
+            await lab.ask_klt()
+            await asyncio.sleep(0.5)
+        found = lab.journal.checks("tiny")["klt"]
+        assert (found["checked"], found["unchecked"]) == (0, 10)
+
+    with caplog.at_level(logging.WARNING):
+        story_of(lambda: KltLab(tmp_path, behave=reads_klt(), every=5))(story)
+    said = [one for one in caplog.records if "was not checked" in one.getMessage()]
+    assert len(said) == (2 if hindered is whole_fails else 0)
+
+
+def test_a_batch_of_which_a_part_was_finished_here_is_not_checked(tmp_path: Path) -> None:
+    async def behave(lab: Any, channel: MemoryChannel, infer: Infer, payload: memoryview) -> None:
+        if not infer.request_id.endswith("/0"):
+            await reads_klt()(lab, channel, infer, payload)
+
+    async def story(lab: KltLab) -> None:
+        outcome = await lab.ask_klt(deadline_ms=500.0)
+        assert outcome.ran.codec == "klt"
+        assert "parts were finished here" in outcome.fallback
+        await asyncio.sleep(1.0)
+        assert lab.journal.checks("tiny") == {}
+
+    story_of(lambda: KltLab(tmp_path, behave=behave, rows=8, every=1))(story)
 
 
 @pytest.mark.parametrize("every", [0, 1])

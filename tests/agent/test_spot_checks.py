@@ -34,13 +34,13 @@ def distance_of(outputs: np.ndarray, expected: np.ndarray, *, batch_dim: int | N
     checks = SpotChecks(
         every=1,
         planner=cast(Planner, SimpleNamespace()),
-        journal=cast(Journal, SimpleNamespace()),
+        journal=Journal(),
         reruns=cast(Any, SimpleNamespace(begin=begin)),
     )
     contract = Contract(data=Data(fidelity=Fidelity(measure="relative", bound=0.1)))
     request = InferenceRequest(
         id=cast(Any, "r"),
-        model=cast(Any, Model(contract=contract, batch_dim=batch_dim)),
+        model=cast(Any, Model(name="m", contract=contract, batch_dim=batch_dim)),
         inputs={},
         encoded=(),
         outputs=("y",),
@@ -49,7 +49,7 @@ def distance_of(outputs: np.ndarray, expected: np.ndarray, *, batch_dim: int | N
         deadline_at_s=1.0,
         holding=cast(Any, SimpleNamespace()),
     )
-    outcome: Any = SimpleNamespace(ran=KLT, outputs={"y": outputs, "of another": outputs})
+    outcome: Any = SimpleNamespace(ran=KLT, fallback="", outputs={"y": outputs, "of another": outputs})
     checks.answered(request, outcome, lambda: 1.0)
     return told[0]
 
