@@ -196,8 +196,12 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_calibration(calibration: Calibration, path: Path) -> str:
-    """Write the sidecar in one step: readers see the old or the new one; its digest."""
+    """Write the sidecar in one step: readers see the old or the new one; its digest.
+
+    InvalidCalibration for one that could not be read again (too big, values that are not finite): nothing is written.
+    """
     data = encode_calibration(calibration)
+    decode_calibration(data, calibration.model)
     fresh = path.with_name(path.name + ".new")
     fresh.write_bytes(data)
     fresh.replace(path)

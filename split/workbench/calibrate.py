@@ -12,15 +12,23 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from split.codec.calibration import LAYOUTS, Calibration, Curve, CutTables, write_calibration
+from split.codec.calibration import (
+    LAYOUTS,
+    Calibration,
+    Curve,
+    CutTables,
+    decode_calibration,
+    encode_calibration,
+    write_calibration,
+)
 from split.codec.payload import decode, encode
 from split.codec.picture import LEVELS, PICTURE_CODECS
-from split.errors import CodecError, EngineFailed, InvalidModel
+from split.errors import CodecError, EngineFailed, InvalidCalibration, InvalidModel
 from split.graph.card import FolderBefore
 from split.graph.cost import node_flops
 from split.graph.cuts import (
@@ -128,9 +136,10 @@ def calibrate(
                         coded.learn(
                             bench.learnt(worth.cut), measure=bench.measure, probes=spending.probes, has_time=has_time
                         )
-                    curves[worth.cut.id] = coded.curve(held_out, bench.fidelity)
-                    tables[worth.cut.id] = coded.tables()
-            except (EngineFailed, InvalidModel, CodecError) as error:
+                    curve_of, tables_of = coded.curve(held_out, bench.fidelity), coded.tables()
+                    _check(model, worth.cut.id, tables_of, curve_of)
+                    curves[worth.cut.id], tables[worth.cut.id] = curve_of, tables_of
+            except (EngineFailed, InvalidModel, CodecError, InvalidCalibration) as error:
                 log.warning("cut=%s is left out: %s", worth.cut.id, error)
         if not tables:
             raise InvalidModel(f"{model_path}: no cut of it could be coded; isthmus check says which cuts it has")
@@ -138,9 +147,34 @@ def calibrate(
         pictures = bench.pictures(held_out)
     calibration = Calibration(model=model.digest, inputs=len(sources), tables=tables, curves=curves, pictures=pictures)
     before.require_same(describe(model, [worth.cut for worth in chosen]))
-    write_calibration(calibration, out)
+    calibration = _write(calibration, out)
     on_progress("done", 1.0)
     return calibration
+
+
+def _check(model: Model, cut: CutId, tables: CutTables, measured: Curve) -> None:
+    """InvalidCalibration for a cut that could not be read again."""
+    alone = Calibration(model=model.digest, inputs=1, tables={cut: tables}, curves={cut: measured})
+    decode_calibration(encode_calibration(alone), model.digest)
+
+
+def _write(calibration: Calibration, out: Path) -> Calibration:
+    """What was written: without the largest cuts where it could not be read otherwise."""
+    while True:
+        try:
+            write_calibration(calibration, out)
+            return calibration
+        except InvalidCalibration as error:
+            if len(calibration.tables) < 2:
+                raise
+            largest = max(calibration.tables, key=lambda cut: _table_bytes(calibration.tables[cut]))
+            log.warning("cut=%s, whose tables are the largest, is left out: %s", largest, error)
+            tables = {cut: found for cut, found in calibration.tables.items() if cut != largest}
+            calibration = replace(calibration, tables=tables, curves={cut: calibration.curves[cut] for cut in tables})
+
+
+def _table_bytes(tables: CutTables) -> int:
+    return sum(2 * one.klt.transform.nbytes + one.klt.scales.nbytes for one in tables.tensors if one.klt is not None)
 
 
 def _probe_flops(model: Model, worth: Worth) -> float:

@@ -108,6 +108,20 @@ def test_the_sidecar_of_another_model_is_refused_and_says_what_to_do(tmp_path: P
         read_calibration(path, OTHER)
 
 
+def test_what_could_not_be_read_again_is_not_written_over_what_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "calibration.isthmus"
+    write_calibration(a_calibration(), path)
+    before = path.read_bytes()
+    with pytest.raises(InvalidCalibration, match="not finite"):
+        write_calibration(a_calibration(a_klt(mean=np.full(3, np.nan, np.float32))), path)
+    monkeypatch.setattr("split.codec.calibration.FILE_BYTES_MAX", len(before) - 1)
+    with pytest.raises(InvalidCalibration, match="more than"):
+        write_calibration(a_calibration(), path)
+    assert [one.read_bytes() for one in tmp_path.iterdir()] == [before]
+
+
 def test_every_truncation_and_every_flipped_byte_is_refused_or_reads_as_a_sound_calibration() -> None:
     data = encode_calibration(a_calibration())
     for end in range(len(data)):

@@ -293,3 +293,29 @@ def test_of_a_model_too_slow_for_the_budget_fewer_cuts_are_calibrated_on_fewer_i
     found = calibrated(place, tmp_path / "slow.isthmus")
     assert len(found.tables) == 2
     assert {curve.inputs for curve in found.curves.values()} == {6}
+
+
+def test_a_file_too_big_to_be_read_goes_without_its_largest_cuts(
+    place: Place, made: Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("split.codec.calibration.FILE_BYTES_MAX", place.out.stat().st_size - 1)
+    calibrated(place, tmp_path / "big.isthmus")
+    found = read_calibration(tmp_path / "big.isthmus", made.model)
+    assert found is not None
+    sizes = {cut: sum(klt_bytes(one.klt) for one in tables.tensors) for cut, tables in made.tables.items()}
+    assert made.tables.keys() - found.tables.keys() == {max(sizes, key=lambda cut: sizes[cut])}
+    assert found.curves.keys() == found.tables.keys()
+    assert "whose tables are the largest, is left out: the calibration is not used: it has more than" in caplog.text
+
+
+def klt_bytes(klt: Klt | None) -> int:
+    return 0 if klt is None else klt.transform.nbytes + klt.inverse.nbytes + klt.scales.nbytes
+
+
+def test_a_cut_whose_tables_could_not_be_read_again_is_left_out(
+    place: Place, made: Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("split.codec.calibration.CHANNELS_MAX", 4)
+    found = calibrated(place, tmp_path / "few.isthmus")
+    assert [one.spec.name for tables in found.tables.values() for one in tables.tensors] == ["narrow"]
+    assert "is left out: the calibration is not used: tensor 'a' has" in caplog.text
