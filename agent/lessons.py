@@ -11,6 +11,7 @@ from agent.afterwards import Afterwards
 from agent.intake import InferenceRequest
 from agent.journal import Outcome
 from agent.planner import Planner
+from agent.served_model import ServedModel
 from split.errors import UnknownModel
 from split.plan.plan import Plan, PlanEstimate, RequestFacts
 from split.plan.rate import misfit_text
@@ -37,7 +38,7 @@ class Lessons:
         """A codec with settings has made this of a request."""
         if chosen.level is not None:
             sent_bytes = sum(memoryview(part).nbytes for part in payload)
-            self._afterwards.note(self._rate, request.model.name, request.facts, chosen, sent_bytes)
+            self._afterwards.note(self._rate, request.model, request.facts, chosen, sent_bytes)
 
     def replied(self, request: InferenceRequest, plan: Plan, reply: Reply) -> None:
         """The companion's own times; at once, since the transfer before it says when."""
@@ -53,9 +54,11 @@ class Lessons:
             args = (request.model.name, chosen.plan, outcome.total_ms, chosen.predicted_ms)
             self._afterwards.note(self._planner.observe_total, *args)
 
-    def _rate(self, name: str, facts: RequestFacts, chosen: PlanEstimate, sent_bytes: int) -> None:
+    def _rate(self, model: ServedModel, facts: RequestFacts, chosen: PlanEstimate, sent_bytes: int) -> None:
         """Said when the bytes show that the codec's calibration does not fit what is asked, or fits again."""
-        plan = chosen.plan
+        name, plan = model.name, chosen.plan
+        if not self._planner.plans_with(name, model.profile):  # another calibration was taken up meanwhile
+            return
         if not self._planner.observe_sent(name, facts, plan, chosen.level, sent_bytes):
             return
         assert plan.codec is not None

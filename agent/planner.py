@@ -97,6 +97,12 @@ class Planner:
         UnknownModel without `add_model`."""
         self._model(name).recalibrated(card, profile, contract, opening_ms)
 
+    def plans_with(self, name: str, profile: ModelProfile | None) -> bool:
+        """Whether this very profile is the model's now: what was found of a codec before a new calibration says nothing
+        of it. False for unknown names."""
+        model = self._models.get(name)
+        return model is not None and model.profile is profile
+
     def recent_cuts(self, name: str) -> tuple[int, Sequence[CutId]]:
         """How often was decided so far, and the cuts that were chosen or worth opening lately, the last one first.
         UnknownModel without `add_model`."""

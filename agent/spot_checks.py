@@ -51,7 +51,12 @@ class SpotChecks:
         codec = outcome.ran.codec
         if not self._every or codec is None or codec in LOSSLESS_CODECS or outcome.fallback:  # parts finished here
             return
-        checked = self._checked.setdefault(request.model, {}).setdefault(codec, _Checked())
+        if not self._is_current(request):
+            return
+        of_model = self._checked.setdefault(request.model, {})
+        if (checked := of_model.get(codec)) is None:
+            checked = of_model[codec] = _Checked()
+            self._journal.checked(request.model.name, codec, checked.kept)
         checked.unchecked += 1
         self._journal.unchecked(request.model.name, codec, checked.unchecked)
         if checked.unchecked - checked.failed < self._every or checked.kept.broken:
@@ -59,10 +64,16 @@ class SpotChecks:
         then = partial(self._compared, request, codec, checked, checked.unchecked)
         self._reruns.begin(request, outcome, whole_ms(), partial(_distance, request, outcome), then)
 
+    def _is_current(self, request: InferenceRequest) -> bool:
+        """Whether no other calibration was taken up since it came."""
+        return self._planner.plans_with(request.model.name, request.model.profile)
+
     def _compared(
         self, request: InferenceRequest, codec: str, checked: _Checked, answers: int, distance: float | None
     ) -> None:
         """`answers`: how many were unchecked when this one was looked at."""
+        if not self._is_current(request):
+            return
         if distance is None:
             checked.failed = answers
             return

@@ -368,6 +368,26 @@ def test_answers_are_checked_whatever_their_deadlines_since_a_check_ends_for_who
     story_of(lambda: KltLab(tmp_path, behave=reads_klt(), every=3))(story)
 
 
+def test_what_a_payload_of_the_former_calibration_shows_says_nothing_of_the_new_one(tmp_path: Path) -> None:
+    """Its answer is ten times over the bound, its bytes are six times those of the curve; levels are the same."""
+
+    async def story(lab: KltLab) -> None:
+        lab.shift_of_answers = 6.0
+        for _ in range(7):
+            await lab.ask_klt()
+            await asyncio.sleep(0.5)
+        assert lab.journal.checks("tiny")["klt"]["checked"] == 7
+        await lab.ask_klt()  # its check, the eighth, has begun
+        lab.lay_anew(10.0)
+        await asyncio.sleep(0.5)
+        assert lab.why_not() == ""
+        assert lab.planner.rates() == {}
+        await lab.ask_klt()
+        assert lab.journal.checks("tiny")["klt"]["checked"] == 0
+
+    story_of(lambda: KltLab(tmp_path, behave=reads_klt(), fine_bytes=10.0, every=1))(story)
+
+
 def low_battery(lab: KltLab) -> None:
     lab.planner._battery_low = lambda: True
 

@@ -33,14 +33,14 @@ def distance_of(outputs: np.ndarray, expected: np.ndarray, *, batch_dim: int | N
 
     checks = SpotChecks(
         every=1,
-        planner=cast(Planner, SimpleNamespace()),
+        planner=cast(Planner, SimpleNamespace(plans_with=lambda name, profile: True)),
         journal=Journal(),
         reruns=cast(Any, SimpleNamespace(begin=begin)),
     )
     contract = Contract(data=Data(fidelity=Fidelity(measure="relative", bound=0.1)))
     request = InferenceRequest(
         id=cast(Any, "r"),
-        model=cast(Any, Model(name="m", contract=contract, batch_dim=batch_dim)),
+        model=cast(Any, Model(name="m", profile=None, contract=contract, batch_dim=batch_dim)),
         inputs={},
         encoded=(),
         outputs=("y",),
