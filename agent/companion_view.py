@@ -138,7 +138,12 @@ class CompanionView:
     def why_not(self, model: KnownModel, metered: Metered | None) -> str:
         """Why this model runs here only at this moment, the most lasting reason first; "" when it may be shared.
         `metered`: as it is now, which takes a while to ask."""
-        if why := model.forbidden or (metered.used_up if metered is not None else "") or self.remote_reason:
+        if (
+            why := model.forbidden
+            or model.distrusted.get(model.peer)
+            or (metered.used_up if metered is not None else "")
+            or self.remote_reason
+        ):
             return why
         return "" if model.ready else model.not_ready_why or "the companion is not ready for this model yet"
 

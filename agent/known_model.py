@@ -48,6 +48,10 @@ CLOCK_SIGMA: Final = 0.5
 RECENT_CUTS: Final = 2
 """To be kept open: the one in use, and the one before it, to which a link that changes to and fro leads back."""
 
+DISTRUSTED_MAX: Final = 16
+"""Companions of a model whose answers were found wrong; the first is forgotten for one more. Each is enrolled with the
+user's own authority, so that there are a few."""
+
 NEEDS_CALIBRATION: Final = frozenset({"klt"})
 """Codecs whose payloads the companion reads with the model's calibration."""
 NO_CALIBRATION_YET: Final = "the companion has no calibration yet"
@@ -114,6 +118,10 @@ class KnownModel:
     speed_ratio: float = 1.0
     cloud_image_ms: float = 0.0
     forbidden: str = ""
+    peer: str = ""
+    """The companion's name, by its certificate."""
+    distrusted: dict[str, str] = field(default_factory=dict)
+    """Companions whose answers were found to be others than this device's, and how; as long as this is the model."""
     encoded_why_not: str = ""
     cuts_not_open: dict[CutId, str] = field(default_factory=dict)
     """Cuts that the companion does not hold open, and why."""
@@ -172,6 +180,7 @@ class KnownModel:
         for codec in CALIBRATED:
             self.codecs_broken.pop(codec, None)
             self.messages.rates.pop(codec, None)
+        self.distrusted.clear()  # it may have been the calibration
         for codec in NEEDS_CALIBRATION:
             self.codecs_not_there.pop(codec, None)
         self.codecs_not_there |= _not_there_yet(now)
@@ -258,6 +267,13 @@ class KnownModel:
         self.opened = _only_local(self.table)
         self.cuts_not_open.clear()
         self.codecs_not_there = _not_there_yet(self.table)
+
+    def distrust(self, peer: str, why: str) -> None:
+        """As `Planner.distrust`."""
+        self.distrusted.pop(peer, None)
+        self.distrusted[peer] = why
+        while len(self.distrusted) > DISTRUSTED_MAX:
+            del self.distrusted[next(iter(self.distrusted))]
 
     def another_way(self) -> None:
         """The companion is another one, or reached another way."""

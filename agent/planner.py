@@ -64,6 +64,8 @@ class Planner:
         self._clock_ratio: float | None = None
         """What the clock may rise to / its highest, as of the last change that counted."""
         self._models: dict[str, KnownModel] = {}
+        self._peer = ""
+        """The companion that was connected last."""
         self._companion = CompanionView(
             probe_bytes_per_hour=probe_bytes_per_hour, probe_joules_per_hour=probe_joules_per_hour, metered=metered
         )
@@ -82,7 +84,9 @@ class Planner:
 
         `opening_ms`: asked at each decision, what is not open here and what opening it takes.
         """
-        self._models[name] = KnownModel.of(card, profile, contract, opening_ms=opening_ms, slowdown=self._slowdown)
+        known = KnownModel.of(card, profile, contract, opening_ms=opening_ms, slowdown=self._slowdown)
+        known.peer = self._peer
+        self._models[name] = known
 
     def recalibrated(
         self,
@@ -186,16 +190,20 @@ class Planner:
 
     # -- the companion ------------------------------------------------------------------------------------------------
 
-    def connected(self, *, max_message_bytes: int, ahead_bytes: Callable[[], int] = lambda: 0, way: str = "") -> None:
+    def connected(
+        self, *, max_message_bytes: int, ahead_bytes: Callable[[], int] = lambda: 0, way: str = "", peer: str = ""
+    ) -> None:
         """A new connection, to a companion that takes messages of this size: it must make every model ready anew.
 
         `ahead_bytes`: asked at each decision, what other requests have still to send before a new one's turn.
         `way`: what tells this link from others (both ends' addresses); what was learned there stays, as uncertain as
-        it has become. Its rate is worth a look.
+        it has become. Its rate is worth a look. `peer`: the companion's name, by its certificate.
         """
         another_way = self._companion.connected(max_message_bytes=max_message_bytes, ahead_bytes=ahead_bytes, way=way)
+        self._peer = peer
         for model in self._models.values():
             model.not_ready()
+            model.peer = peer
             if another_way:
                 model.another_way()
 
@@ -241,6 +249,12 @@ class Planner:
         """This model may not be shared with the companion, or (None) may again. Unknown names are ignored."""
         if (model := self._models.get(name)) is not None:
             model.forbidden = why or ""
+
+    def distrust(self, name: str, peer: str, why: str) -> None:
+        """This model is not shared any more with the companion of this name, however often it connects (a sentence
+        says why), until the model is known anew or calibrated anew. Unknown names are ignored."""
+        if (model := self._models.get(name)) is not None:
+            model.distrust(peer, why)
 
     def forbid_encoded(self, name: str, why: str | None) -> None:
         """Encoded inputs of this model may not travel to this companion, or (None) may again; as above."""

@@ -75,7 +75,7 @@ class Serve:
         self._afterwards = Afterwards()
         self._lessons = Lessons(planner, self._afterwards)
         reruns = Reruns(compute=compute, lateness=lateness, battery_low=lambda: planner.battery_low)
-        self._shadowing = Shadowing(planner=planner, journal=journal, reruns=reruns)
+        self._shadowing = Shadowing(planner=planner, journal=journal, reruns=reruns, peer=lambda: uplink.peer)
         self._spot_checks = SpotChecks(every=spot_check_every, planner=planner, journal=journal, reruns=reruns)
         self._hedges = Hedges(battery_low=lambda: planner.battery_low)
 

@@ -36,41 +36,44 @@ exponentially distributed distances one in 22,000 is ten times the mean."""
 class Shadowing:
     """Lives on the event loop, as long as the daemon."""
 
-    def __init__(self, *, planner: Planner, journal: Journal, reruns: Reruns) -> None:
+    def __init__(self, *, planner: Planner, journal: Journal, reruns: Reruns, peer: Callable[[], str]) -> None:
+        """`peer`: the name of the companion that is connected, by its certificate."""
         self._planner = planner
         self._journal = journal
         self._reruns = reruns
-        self._agreements: WeakKeyDictionary[ServedModel, tuple[Contract, Agreement]] = WeakKeyDictionary()
-        """With the contract that they are counted under; gone with the model."""
+        self._peer = peer
+        self._agreements: WeakKeyDictionary[ServedModel, tuple[Contract, str, Agreement]] = WeakKeyDictionary()
+        """With the contract and the companion that they are counted under; gone with the model."""
 
     def answered(self, request: InferenceRequest, outcome: Outcome, whole_ms: Callable[[], float]) -> None:
         """A request is answered, and its answer on its way; `whole_ms`: what the whole would take here, opening in."""
         if outcome.ran.placement is Placement.LOCAL or outcome.fallback or self._reruns.running:
             return
-        agreement, now_s = self._agreement(request), asyncio.get_running_loop().time()
+        peer = self._peer()
+        agreement, now_s = self._agreement(request, peer), asyncio.get_running_loop().time()
         if not agreement.due(now_s):
             return
         local_ms = whole_ms()
-        then = partial(self._compared, request.model.name, agreement)
+        then = partial(self._compared, request.model.name, peer, agreement)
         if self._reruns.begin(request, outcome, local_ms, partial(_differs, request, outcome), then):
             agreement.begun(local_ms, now_s)
 
-    def _agreement(self, request: InferenceRequest) -> Agreement:
+    def _agreement(self, request: InferenceRequest, peer: str) -> Agreement:
         model = request.model
-        contract, agreement = self._agreements.get(model, (None, None))
-        # A request has gone to the companion: where that was over, another connection or contract has begun.
-        if agreement is None or contract is not model.contract or agreement.failed:
+        contract, counted, agreement = self._agreements.get(model, (None, "", None))
+        # A request has gone to the companion: where that was over, the model is known anew.
+        if agreement is None or contract is not model.contract or counted != peer or agreement.failed:
             agreement = Agreement(model.contract.behaviour.fallback.agreement_min)
-            self._agreements[model] = model.contract, agreement
+            self._agreements[model] = model.contract, peer, agreement
         return agreement
 
-    def _compared(self, name: str, agreement: Agreement, why_not: str | None) -> None:
+    def _compared(self, name: str, peer: str, agreement: Agreement, why_not: str | None) -> None:
         if why_not is None:
             return
         self._journal.compared(name, agrees=not why_not)
         if agreement.compared(why_not):
             log.warning("model=%s %s", name, agreement.failed)
-            self._planner.forbid_remote(name, agreement.failed)
+            self._planner.distrust(name, peer, agreement.failed)
 
 
 def _differs(request: InferenceRequest, outcome: Outcome, expected: Tensors) -> str:

@@ -322,6 +322,7 @@ class Uplink:
             max_message_bytes=channel.peer_hello.max_message_bytes,
             ahead_bytes=self._waiting.ahead_bytes,
             way=f"{opened.address} {channel.ends[0] if channel.ends is not None else ''}",
+            peer=channel.peer.name,
         )
         log.info("companion=%s connected as %s (%s)", self.address, channel.peer.name, channel.peer_hello.runtime)
         openings = self._openings = Openings(

@@ -2,8 +2,9 @@
 
 Only counts and times; `agent/shadowing.py` runs and compares. Judged is the upper end of what the share of agreeing
 answers may be, seen what was seen (Wilson 1927, J. Am. Stat. Assoc. 22): a model is taken from the companion when even
-that is below `agreement_min`, so that chance does not do it. It comes back with the next connection or contract, where
-the counting begins anew: while the device alone answers, nothing is left that could be compared.
+that is below `agreement_min`, so that chance does not do it. That holds for this companion, by the name in its
+certificate, however often it connects, until the model is loaded anew (another file, contract or calibration): while
+the device alone answers, nothing is left that could be compared.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Agreement:
             return False
         self.failed = (
             f"{self.share:.0%} of the companion's last answers agree with this device's own, the contract wants "
-            f"{self._min:.0%} ({why_not}); until the next connection or contract it runs here"
+            f"{self._min:.0%} ({why_not}); until the model is loaded anew it runs here"
         )
         return True
 

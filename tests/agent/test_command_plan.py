@@ -18,6 +18,7 @@ from agent.commands import fingerprint, plan, profile
 from agent.fingerprint import take_fingerprint
 from split.errors import ConfigError, InvalidRequest
 from split.graph.card import read_card
+from split.profiles.contract import Fidelity
 from split.profiles.measured import read_profile, write_profile
 
 PLAN_FIELDS = ["placement", "cut", "codec", "predicted_ms", "stages_ms", "bytes", "fidelity", "allowed", "why_not"]
@@ -184,6 +185,6 @@ def test_both_commands_say_which_times_are_estimated(tmp_path: Path, capsys: pyt
     marked = {"estimated from other cuts" in line for line in lines if line[2:7] == "split"}
     others = {"estimated" in line for line in lines if line[2:7] in ("local", "offlo")}
     assert (marked, others) == ({True}, {False})
-    table = "\n".join(profile._table(read_card(folder), msgspec.structs.replace(known, cuts=cuts)))
+    table = "\n".join(profile._table(read_card(folder), msgspec.structs.replace(known, cuts=cuts), Fidelity()))
     assert "~1.25" in table
     assert "~ estimated from the cuts that were measured" in table

@@ -197,6 +197,40 @@ def test_a_new_connection_must_make_every_model_and_cut_ready_anew() -> None:
     assert choose(planner, forced).chosen.plan == SPLIT
 
 
+def test_a_companion_that_is_distrusted_stays_so_until_the_model_is_known_or_calibrated_anew() -> None:
+    planner = knowing_planner()
+
+    def why_not(peer: str) -> str:
+        planner.connected(max_message_bytes=1 << 20, peer=peer)
+        planner.companion_ready("m", 2.0, 0.0)
+        return planner.local_only_reason("m")
+
+    assert why_not("attic") == why_not("cellar") == ""
+    planner.distrust("m", "attic", "its answers differ")
+    assert (why_not("attic"), why_not("cellar"), why_not("attic")) == ("its answers differ", "", "its answers differ")
+    planner.recalibrated("m", CARD, PROFILE, CONTRACT)
+    assert why_not("attic") == ""
+    planner.distrust("m", "attic", "its answers differ")
+    planner.add_model("m", CARD, PROFILE, CONTRACT)
+    assert why_not("attic") == ""
+    planner.distrust("m", "attic", "its answers differ")
+    planner.add_model("n", CARD, PROFILE, CONTRACT)
+    planner.companion_ready("n", 2.0, 0.0)
+    assert planner.local_only_reason("n") == "", "it is of one model"
+
+
+def test_of_distrusted_companions_so_many_are_remembered_and_the_first_is_forgotten() -> None:
+    planner = knowing_planner()
+    for number in range(17):
+        planner.distrust("m", f"companion {number}", "its answers differ")
+    found = []
+    for number in range(17):
+        planner.connected(max_message_bytes=1 << 20, peer=f"companion {number}")
+        planner.companion_ready("m", 2.0, 0.0)
+        found.append(planner.local_only_reason("m"))
+    assert found == ["", *["its answers differ"] * 16]
+
+
 def test_a_model_that_may_not_be_shared_stays_here_until_it_is_ready_again() -> None:
     planner = connected_planner()
     planner.forbid_remote("m", "golden outputs differ")

@@ -261,7 +261,7 @@ class Lab:
         self.planner = SteadyPlanner(
             battery_low=lambda: battery_low, slowdown=slowdown, probe_bytes_per_hour=probe_bytes_per_hour
         )
-        self.planner.add_model("tiny", card, profile, self.model.contract)
+        self.know_model_anew()
         self.compute = SlowCompute(slowdown)
         lateness = self.lateness = Lateness(queue_ms=lambda: self.compute.queue_ms)
         self.compute.on_load = lateness.make_room
@@ -286,6 +286,11 @@ class Lab:
         self.cancelled: list[str] = []
         self.dials = 0
         self.companions: list[asyncio.Task[None]] = []
+
+    def know_model_anew(self) -> None:
+        """As when it is loaded again."""
+        assert self.model.profile is not None
+        self.planner.add_model("tiny", self.model.card, self.model.profile, self.model.contract)
 
     async def __aenter__(self) -> Lab:
         self.uplink.serve_model(self.model)
@@ -1607,7 +1612,7 @@ def test_a_companion_whose_answers_agree_keeps_the_model_and_is_compared_on_an_i
     run_in_virtual_time(story())
 
 
-def test_a_companion_ten_percent_off_loses_the_model_until_the_next_connection(
+def test_a_companion_ten_percent_off_loses_the_model_however_often_it_connects_until_that_is_loaded_anew(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
@@ -1631,7 +1636,22 @@ def test_a_companion_ten_percent_off_loses_the_model_until_the_next_connection(
             channel = lab.uplink._channel
             assert isinstance(channel, MemoryChannel)
             channel.kill()
-            await lab.until(lambda: lab.uplink.connects == 2 and not lab.planner.local_only_reason("tiny"))
+            await lab.until(lambda: lab.uplink.connects == 2)
+            await asyncio.sleep(1.0)
+            for _ in range(8):
+                assert_right(await lab.ask())
+                await asyncio.sleep(0.6)
+            assert lab.planner.local_only_reason("tiny") == why
+            assert lab.journal.shadows("tiny") == {"agreed": 0, "differed": 5}
+            lab.planner.connected(max_message_bytes=1 << 20, peer="another")
+            assert lab.planner.local_only_reason("tiny") != why, "of another companion nothing was found"
+            lab.planner.connected(max_message_bytes=1 << 20, peer=channel.peer.name)
+            assert lab.planner.local_only_reason("tiny") == why
+            lab.know_model_anew()
+            channel = lab.uplink._channel
+            assert isinstance(channel, MemoryChannel)
+            channel.kill()
+            await lab.until(lambda: lab.uplink.connects == 3 and not lab.planner.local_only_reason("tiny"))
             await asyncio.sleep(0.1)
             lab.behave = replies_after(0.006)  # it was mended meanwhile
             for _ in range(8):
