@@ -427,6 +427,11 @@ class KnownModel:
             tails = self._rested(self.tail_residuals, self.cloud_ms, Column.TAIL, seconds)
             if heads is not None or tails is not None:
                 self.table = self.table.with_compute(head_ms=heads, tail_ms=tails)
+            for rate in self.messages.rates.values():
+                rate.rest(seconds)
+            moved = [rate.moved() for rate in self.messages.rates.values()]
+            if any(moved):
+                self.table = self.table.with_messages(self.measured, self.messages)
 
     def _rested(
         self, residuals: Mapping[CutId | Placement, Residual], base_ms: Floats, column: Column, seconds: float

@@ -57,3 +57,52 @@ def test_what_is_expected_to_be_empty_teaches_nothing() -> None:
     rate = Rate()
     rate.observe(100.0, 0.0)
     assert (rate.ratio, rate.seen) == (1.0, 0)
+
+
+def test_one_payload_that_fell_back_to_lossless_is_not_believed_first_or_later() -> None:
+    for before in (0, 3, 40):
+        rate = Rate()
+        for _ in range(before):
+            rate.observe(1000.0, 1000.0)
+        rate.observe(25_000.0, 1000.0)
+        assert rate.ratio < 1.15
+
+
+def test_a_row_of_them_is_believed() -> None:
+    for before in (0, 100):
+        rate = Rate()
+        for _ in range(before):
+            rate.observe(1000.0, 1000.0)
+        for _ in range(100):
+            rate.observe(25_000.0, 1000.0)
+        assert rate.misfit
+        assert rate.ratio > 15.0
+
+
+def test_a_scatter_as_of_photographs_is_hardly_clipped() -> None:
+    """Log-normal of sigma 0.3 has its mean at exp(0.045); what is cut off its tail is two per cent."""
+    dice, rate = np.random.default_rng(3), Rate()
+    found = []
+    for _ in range(5000):
+        rate.observe(1000.0 * dice.lognormal(0.0, 0.3), 1000.0)
+        found.append(rate.ratio)
+    assert np.mean(found[100:]) == pytest.approx(np.exp(0.045), rel=0.02)
+
+
+def test_what_was_learned_fades_while_the_codec_is_not_used() -> None:
+    rate = Rate()
+    for _ in range(200):
+        rate.observe(3000.0, 1000.0)
+        rate.rest(1.0)
+    assert rate.ratio == pytest.approx(3.0, rel=0.03)  # used each second: nothing fades
+    before = rate.ratio
+    for _ in range(28):
+        rate.rest(1.0)
+    assert rate.ratio == before
+    for _ in range(60):
+        rate.rest(1.0)
+    assert rate.ratio == pytest.approx(1.0 + 2.0 / np.e, rel=0.05)
+    assert rate.moved()
+    for _ in range(20):
+        rate.observe(3000.0, 1000.0)
+    assert rate.ratio > 2.0  # and is learned again
