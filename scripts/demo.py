@@ -8,46 +8,45 @@ from __future__ import annotations
 
 import argparse
 import collections
-import io
 import json
 import random
-import shutil
 import statistics
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from PIL import Image
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from scripts import models
 from scripts.client import Answer, Client, Refused
+from scripts.demo_calibration import calibration
+from scripts.demo_conditions import (
+    ALL_ROADS,
+    CONDITIONS,
+    MODEL,
+    START,
+    Condition,
+    lay_models,
+    make_inputs,
+    shipped_contract,
+)
 from scripts.pair import NotStarted, Pair
-from split.codec.image import prepare_image
-from split.profiles.contract import load_contract
+from split.codec.fidelity import divergence
+from split.profiles.contract import Fidelity
 from split.tensor import Tensors
 
-MODEL: Final = "efficientnet-lite0"
 LABEL: Final = "emulated: the link (user-space relay, loopback) and the device's speed (emulation.slowdown)"
-
-ROADS: Final[dict[str, dict[str, str]]] = {
-    "local": {"mode": "local"},
-    "best split": {"mode": "split"},
-    "offload raw": {"mode": "offload", "codec": "raw"},
-    "offload encoded": {"mode": "offload", "codec": "encoded"},
-}
-"""The alternatives that are forced, one by one."""
 
 ROUNDS: Final = 5
 """Measured requests of each road per condition, interleaved."""
@@ -61,66 +60,52 @@ DOWN_S: Final = 2.0
 CALLERS: Final = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
-    name: str
-    slowdown: float
-    rtt_ms: float
-    rate_mbit: float
-    input: str = "tensor"
-    """tensor (FP32, 602 KB, lossless), jpeg or png (as received)."""
-    privacy: str = "any"
-    down: bool = False
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One measured request."""
 
-
-CONDITIONS: Final = (
-    Condition(name="fast device, LAN, tensor", slowdown=1, rtt_ms=2, rate_mbit=200),
-    Condition(name="fast device, 10 Mbit/s, JPEG", slowdown=1, rtt_ms=20, rate_mbit=10, input="jpeg"),
-    Condition(name="20x slower, fast LAN, tensor", slowdown=20, rtt_ms=1, rate_mbit=900),
-    Condition(name="20x slower, fast LAN, JPEG", slowdown=20, rtt_ms=1, rate_mbit=900, input="jpeg"),
-    Condition(name="20x slower, 10 Mbit/s, tensor", slowdown=20, rtt_ms=20, rate_mbit=10),
-    Condition(name="20x slower, 10 Mbit/s, PNG", slowdown=20, rtt_ms=20, rate_mbit=10, input="png"),
-    Condition(name="20x slower, 10 Mbit/s, JPEG", slowdown=20, rtt_ms=20, rate_mbit=10, input="jpeg"),
-    Condition(name="20x slower, link down, JPEG", slowdown=20, rtt_ms=20, rate_mbit=10, input="jpeg", down=True),
-    Condition(
-        name="20x slower, 10 Mbit/s, JPEG, no-raw-input",
-        slowdown=20,
-        rtt_ms=20,
-        rate_mbit=10,
-        input="jpeg",
-        privacy="no-raw-input",
-    ),
-    Condition(
-        name="20x slower, LAN, JPEG, local-only",
-        slowdown=20,
-        rtt_ms=1,
-        rate_mbit=900,
-        input="jpeg",
-        privacy="local-only",
-    ),
-)
+    answer: Answer
+    about: int
+    """Number of its input."""
+    sent_bytes: int
+    """What passed the link towards the companion meanwhile: the payload with all framing, TLS, and what else passed."""
 
 
 @dataclass(slots=True)
 class Road:
     """What one road measured under one condition."""
 
-    answers: list[Answer] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
     reason: str = ""
     """Why it could not or may not run."""
 
     @property
     def measured_ms(self) -> float | None:
-        return statistics.median(a.took_ms for a in self._of_the_usual_plan()) if self.answers else None
+        return statistics.median(a.took_ms for a in self._answers()) if self.asked else None
 
     @property
     def spread_ms(self) -> float:
         """Median absolute deviation."""
-        times = [a.took_ms for a in self._of_the_usual_plan()]
+        times = [a.took_ms for a in self._answers()]
         return statistics.median(abs(t - statistics.median(times)) for t in times)
 
+    @property
+    def sent_bytes(self) -> float:
+        """Mean over inputs of the median over requests: what passed beside a request is in few of them."""
+        by_input: dict[int, list[int]] = {}
+        for one in self.of_the_usual_plan():
+            by_input.setdefault(one.about, []).append(one.sent_bytes)
+        return statistics.mean(statistics.median(sent) for sent in by_input.values())
+
+    def distance(self, measure: str, expected: Mapping[int, Tensors]) -> float:
+        """Mean over inputs of `measure` against the outputs that are expected for each."""
+        by_input = {one.about: one.answer.outputs["logits"] for one in self.of_the_usual_plan()}
+        return statistics.mean(
+            divergence(measure, found, expected[about]["logits"]) for about, found in by_input.items()
+        )
+
     def as_json(self) -> dict[str, Any]:
-        usual = self._of_the_usual_plan()
+        usual = self._answers()
         first = usual[0] if usual else None
         found: dict[str, Any] = {
             "placement": first.placement if first else None,
@@ -131,12 +116,15 @@ class Road:
         }
         return found if usual else found | {"reason": self.reason}
 
-    def _of_the_usual_plan(self) -> list[Answer]:
-        """Answers of the plan that ran most often (the decider may explore, or change its mind once)."""
-        if not self.answers:
+    def of_the_usual_plan(self) -> list[Asked]:
+        """Requests by the plan that ran most often (the decider may explore, or change its mind once)."""
+        if not self.asked:
             return []
-        ((usual, _),) = collections.Counter(a.plan for a in self.answers).most_common(1)
-        return [a for a in self.answers if a.plan == usual]
+        ((usual, _),) = collections.Counter(one.answer.plan for one in self.asked).most_common(1)
+        return [one for one in self.asked if one.answer.plan == usual]
+
+    def _answers(self) -> list[Answer]:
+        return [one.answer for one in self.of_the_usual_plan()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +142,7 @@ class Verdict:
     def right(self) -> bool:
         """Whether what was chosen is as fast as the best road, but for the noise of both."""
         assert self.chosen.measured_ms is not None
-        best = min((r for r in self.roads.values() if r.answers), key=lambda r: r.measured_ms or 0.0)
+        best = min((r for r in self.roads.values() if r.asked), key=lambda r: r.measured_ms or 0.0)
         noise_ms = max(min(2 * (best.spread_ms + self.chosen.spread_ms), 0.2 * self.best_ms), 0.05 * self.best_ms, 1.0)
         return self.chosen.measured_ms <= self.best_ms + noise_ms
 
@@ -162,38 +150,14 @@ class Verdict:
         alternatives = []
         for name, road in self.roads.items():
             found = road.as_json()
-            if not road.answers:
-                wished = ROADS[name]
+            if not road.asked:
+                wished = self.condition.roads[name]
                 found |= {"placement": wished["mode"], "codec": wished.get("codec")}
             alternatives.append(found)
         return {"name": self.condition.name, "chosen": self.chosen.as_json(), "alternatives": alternatives}
 
 
-def lay_models(folder: Path, privacy: str) -> None:
-    """The demo's repository: the model as `scripts/models` lays it, with this privacy in its contract."""
-    source = models.lay_in_repository(MODEL)
-    place = folder / MODEL
-    shutil.copytree(source, place, dirs_exist_ok=True)
-    contract = yaml.safe_load((source / "contract.yaml").read_text())
-    contract["data"]["privacy"] = privacy
-    (place / "contract.yaml").write_text(yaml.safe_dump(contract))
-
-
-def make_inputs() -> dict[str, Tensors]:
-    """One photo (scikit-image's cat), three ways: as a JPEG and a PNG as received, and as the tensor of the PNG."""
-    png = models.photo_path("chelsea.png").read_bytes()
-    jpeg = io.BytesIO()
-    Image.open(io.BytesIO(png)).save(jpeg, "JPEG", quality=90)
-    (tensor_input,) = load_contract(models.REPOSITORY / MODEL / "contract.yaml").data.inputs
-    assert tensor_input.encoded is not None
-    return {
-        "tensor": {"input": prepare_image(png, tensor_input.encoded)},
-        "png": {"input": np.array([png], dtype=object)},
-        "jpeg": {"input": np.array([jpeg.getvalue()], dtype=object)},
-    }
-
-
-def ask(client: Client, inputs: Tensors, wishes: dict[str, str]) -> Answer | str:
+def ask(client: Client, inputs: Tensors, wishes: Mapping[str, str]) -> Answer | str:
     """The answer, or why this road is closed: refused, or answered by another road than the one wished for."""
     try:
         answer = client.infer(MODEL, inputs, **wishes)
@@ -219,38 +183,47 @@ def start_device(console: Console, pair: Pair, slowdown: float) -> None:
         pair.start_agent(slowdown=slowdown, on_progress=show)
 
 
-def wait_for_companion(pair: Pair, client: Client, inputs: Tensors) -> None:
-    """Until the companion has the model, answers with it, and all cuts were compared on both sides."""
+def wait_for_companion(pair: Pair, client: Client, inputs: Tensors, wishes: Mapping[str, str]) -> None:
+    """Until the companion has the model, answers with it as wished, and all cuts were compared on both sides."""
     deadline_at_s = time.monotonic() + CONNECT_TIMEOUT_S
-    while isinstance(found := ask(client, inputs, ROADS["best split"]), str):
+    while isinstance(found := ask(client, inputs, wishes), str):
         if time.monotonic() > deadline_at_s:
             raise NotStarted(f"the companion did not answer within {CONNECT_TIMEOUT_S:.0f} s: {found}")
         time.sleep(0.25)
     pair.wait_until_idle()
 
 
-def try_out(client: Client, condition: Condition, inputs: Tensors) -> Verdict:
-    """Auto and each forced road, interleaved, after a warm-up from which the estimates settle."""
-    roads = {name: Road() for name in ROADS}
-    for _ in range(WARM_UP_ROUNDS):
-        for name, wishes in ROADS.items():
-            if not roads[name].reason and isinstance(found := ask(client, inputs, wishes), str):
+def try_out(client: Client, condition: Condition, inputs: Sequence[Tensors], passed: Callable[[], int]) -> Verdict:
+    """Auto and each forced road, interleaved, after a warm-up from which the estimates settle; each input as often as
+    any other. `passed`: bytes that have passed the link towards the companion."""
+    roads = {name: Road() for name in condition.roads}
+    often = {name: wishes for name, wishes in condition.roads.items() if name not in condition.once}
+    for turn in range(WARM_UP_ROUNDS):
+        for name, wishes in often.items():
+            if not roads[name].reason and isinstance(found := ask(client, inputs[turn % len(inputs)], wishes), str):
                 roads[name].reason = found
-    for _ in range(SETTLE_REQUESTS):
-        ask(client, inputs, {})
+    for turn in range(SETTLE_REQUESTS):
+        ask(client, inputs[turn % len(inputs)], {})
     chosen = Road()
-    order: list[tuple[Road, dict[str, str]]] = [(chosen, {})]
-    order += [(roads[name], wishes) for name, wishes in ROADS.items() if not roads[name].reason]
-    for turn in range(ROUNDS):
+
+    def measure(road: Road, wishes: Mapping[str, str], about: int) -> None:
+        before = passed()
+        if isinstance(found := ask(client, inputs[about], wishes), Answer):
+            road.asked.append(Asked(found, about, passed() - before))
+        else:
+            road.reason = found
+
+    order: list[tuple[Road, Mapping[str, str]]] = [(chosen, {})]
+    order += [(roads[name], wishes) for name, wishes in often.items() if not roads[name].reason]
+    for turn in range(-(-ROUNDS // len(inputs)) * len(inputs)):
         # Shuffled, not rotated: rotation leaves each road the same predecessor, whose warm caches it would profit from.
         for road, wishes in random.Random(turn).sample(order, len(order)):
-            if isinstance(found := ask(client, inputs, wishes), Answer):
-                road.answers.append(found)
-            else:
-                road.reason = found
-    if not chosen.answers:
+            measure(road, wishes, turn % len(inputs))
+    for name in condition.once:
+        measure(roads[name], condition.roads[name], 0)
+    if not chosen.asked:
         raise NotStarted(f"{condition.name}: no answer at all: {chosen.reason}")
-    top1 = int(np.argmax(chosen.answers[-1].outputs["logits"]))
+    top1 = int(np.argmax(chosen.asked[-1].answer.outputs["logits"]))
     return Verdict(condition, chosen, roads, top1)
 
 
@@ -337,16 +310,17 @@ def show_table(console: Console, verdicts: list[Verdict]) -> None:
     table = Table(title=f"What was chosen, and what each road measured (median ms)\n{LABEL}", title_style="")
     table.add_column("condition")
     table.add_column("chosen", style="bold")
-    for name in ("predicted", "measured", *ROADS):
+    for name in ("predicted", "measured", *ALL_ROADS):
         table.add_column(name, justify="right")
     table.add_column("right?", justify="center")
     for verdict in verdicts:
         chosen = verdict.chosen.as_json()
         plan = " ".join(filter(None, (chosen["placement"], (chosen["cut"] or "")[:6], chosen["codec"])))
         cells = []
-        for road in verdict.roads.values():
-            text = _ms(road.measured_ms)
-            cells.append(f"[bold green]{text}[/]" if road.measured_ms == verdict.best_ms else text)
+        for name in ALL_ROADS:
+            measured_ms = verdict.roads[name].measured_ms if name in verdict.roads else None
+            text = _ms(measured_ms) if name in verdict.roads else ""
+            cells.append(f"[bold green]{text}[/]" if measured_ms == verdict.best_ms else text)
         right = "✓" if verdict.right else f"+{100 * (verdict.chosen.measured_ms or 0) / verdict.best_ms - 100:.0f} %"
         row = [verdict.condition.name, plan, _ms(chosen["predicted_ms"]), f"[bold]{_ms(chosen['measured_ms'])}[/]"]
         table.add_row(*row, *cells, right)
@@ -354,13 +328,30 @@ def show_table(console: Console, verdicts: list[Verdict]) -> None:
     reasons: dict[str, list[str]] = {}
     for verdict in verdicts:
         for name, road in verdict.roads.items():
-            if not road.answers:
+            if not road.asked:
                 reasons.setdefault(road.reason, []).append(f"{name} ({verdict.condition.name})")
     console.print(
         "Green: the fastest road. ✓: what was chosen is as fast, but for noise. - : could not or may not run:"
     )
     for reason, where in reasons.items():
         console.print(f"  {reason}: {'; '.join(where)}", style="dim", highlight=False)
+
+
+def show_sent(console: Console, verdict: Verdict, fidelity: Fidelity) -> None:
+    """What each road sent, and how far its answers are from the unsplit model's, which are those of the road local."""
+    expected = {one.about: one.answer.outputs for one in verdict.roads["local"].of_the_usual_plan()}
+    told = []
+    for name, road in verdict.roads.items():
+        if road.asked and name != "local":
+            codec = road.as_json()["codec"]
+            far = road.distance(fidelity.measure, expected)
+            told.append(f"{codec} {road.sent_bytes / 1000:.1f} KB, {fidelity.measure} {far:.3f}")
+    console.print(
+        f"{verdict.condition.name}: sent a request, and how far the answers are from the unsplit model's (means over "
+        f"{len(expected)} photos; the contract's bound for the mean is {fidelity.measure} {fidelity.bound:g}):\n  "
+        + "; ".join(told),
+        highlight=False,
+    )
 
 
 def show_killing(console: Console, killing: Killing) -> None:
@@ -381,24 +372,30 @@ def show_killing(console: Console, killing: Killing) -> None:
 def run(console: Console, folder: Path) -> tuple[dict[str, Any], str]:
     """The whole story: what was measured, and what went wrong while the companion died (empty: nothing)."""
     console.print(f"[bold]Isthmus[/]: one photo, one network, two processes. {LABEL}.\n")
-    lay_models(folder / "models", "any")
+    sidecar = calibration(console, models.lay_in_repository(MODEL) / "1" / "model.onnx")
+    repository = folder / "models"
+    lay_models(repository, sidecar)
     inputs = make_inputs()
     labels = models.imagenet_labels()
     verdicts: list[Verdict] = []
-    with Pair(folder, folder / "models") as pair:
-        running: tuple[float, str] | None = None
+    with Pair(folder, repository) as pair:
+        running: tuple[float, str, bool] | None = None
         for condition in CONDITIONS:
-            pair.link(rtt_ms=condition.rtt_ms, rate_mbit=condition.rate_mbit)
-            if running != (condition.slowdown, condition.privacy):
-                lay_models(folder / "models", condition.privacy)
+            first, split = inputs[condition.input][0], condition.roads["best split"]
+            over = START if condition.calibrated else condition
+            pair.link(rtt_ms=over.rtt_ms, rate_mbit=over.rate_mbit)
+            if running != (condition.slowdown, condition.privacy, condition.calibrated):
+                lay_models(repository, sidecar, privacy=condition.privacy, calibrated=condition.calibrated)
                 start_device(console, pair, condition.slowdown)
-                running = (condition.slowdown, condition.privacy)
+                running = (condition.slowdown, condition.privacy, condition.calibrated)
             with pair.client() as client:
                 if condition.down:
                     pair.cut_link()
                 elif condition.privacy != "local-only":
-                    wait_for_companion(pair, client, inputs[condition.input])
-                verdict = try_out(client, condition, inputs[condition.input])
+                    wait_for_companion(pair, client, first, split)
+                if over is not condition:
+                    pair.link(rtt_ms=condition.rtt_ms, rate_mbit=condition.rate_mbit)
+                verdict = try_out(client, condition, inputs[condition.input], pair.sent_bytes)
                 if condition.down:
                     pair.restore_link()
             verdicts.append(verdict)
@@ -410,13 +407,17 @@ def run(console: Console, folder: Path) -> tuple[dict[str, Any], str]:
             )
         console.print()
         show_table(console, verdicts)
+        for verdict in verdicts:
+            if verdict.condition.calibrated:
+                show_sent(console, verdict, shipped_contract().data.fidelity)
 
-        lay_models(folder / "models", "any")
+        lay_models(repository, sidecar)
         pair.link(rtt_ms=20, rate_mbit=10)
         pair.start_agent(slowdown=20)
+        (tensor,) = inputs["tensor"]
         with pair.client() as client:
-            wait_for_companion(pair, client, inputs["tensor"])
-        killing = kill_under_load(pair, inputs["tensor"], verdicts[0].top1)
+            wait_for_companion(pair, client, tensor, {"mode": "split"})
+        killing = kill_under_load(pair, tensor, verdicts[0].top1)
         show_killing(console, killing)
     return {"label": LABEL, "conditions": [v.as_json() for v in verdicts], "kill": killing.as_json()}, killing.failure
 
@@ -427,7 +428,7 @@ def main() -> int:
     arguments = parser.parse_args()
     console = Console()
     if not console.is_terminal:
-        console = Console(width=150)
+        console = Console(width=160)
     with tempfile.TemporaryDirectory(prefix="isthmus-demo-") as folder:
         try:
             found, failure = run(console, Path(folder))

@@ -205,8 +205,7 @@ class Pair:
             if model["reason"]:
                 raise NotStarted(f"model {model['name']}: {model['reason']}")
             if model["progress"] and on_progress is not None:
-                what, _, percent = model["progress"].rstrip(")%").rpartition(" (")
-                on_progress(what, float(percent) / 100)
+                on_progress(*_told(model["progress"]))
         return bool(models) and all(model["profiled"] for model in models)
 
     # -- the link -----------------------------------------------------------------------------------------------------
@@ -226,12 +225,17 @@ class Pair:
     def restore_link(self) -> None:
         self._command("restore")
 
-    def _command(self, line: str) -> None:
+    def sent_bytes(self) -> int:
+        """What has passed the link towards the companion so far, all framing in."""
+        return int(self._command("stats")["up_bytes"])
+
+    def _command(self, line: str) -> dict[str, Any]:
         assert self._control is not None
         assert self._answers is not None
         self._control.sendall(f"{line}\n".encode())
-        answer = json.loads(self._answers.readline())
+        answer: dict[str, Any] = json.loads(self._answers.readline())
         assert answer["ok"], answer
+        return answer
 
     def _start_relay(self) -> None:
         """Put the link between."""
@@ -315,6 +319,12 @@ class Pair:
 def _companion(n: int) -> str:
     """Of its process, log, configuration and folders."""
     return "companion" if n == 0 else f"companion-{n + 1}"
+
+
+def _told(progress: str) -> tuple[str, float]:
+    """What is being done and how much of it is, of what a status says: `profile: cut 2 of 5 (40%)`, or a word alone."""
+    what, found, percent = progress.rstrip(")%").rpartition(" (")
+    return (what, float(percent) / 100) if found else (progress, 0.0)
 
 
 def _identity(folder: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from PIL import Image
 
 from scripts import models, natural
 from scripts.lab_pair import Conditions
+from split.codec.calibration import CALIBRATION_FILE
 from split.profiles.contract import CONTRACT_FILE
 from split.tensor import Tensors
 
@@ -137,12 +138,13 @@ def in_order(cells: Sequence[Cell]) -> list[Cell]:
 def lay_models(folder: Path, subjects: Sequence[Subject]) -> None:
     """The models of these subjects as a repository in `folder`; Unavailable when one cannot be had.
 
-    Contracts lose their behaviour: latency alone counts here, and no deadline ends a slow plan.
+    Contracts lose their behaviour: latency alone counts here, and no deadline ends a slow plan. A calibration that
+    somebody has laid beside a model stays out: the pool of plans is the same on every machine.
     """
     for name in dict.fromkeys(subject.model for subject in subjects):
         source = models.lay_in_repository(name)
         for file in source.rglob("*"):
-            if file.is_file():
+            if file.is_file() and file.name != CALIBRATION_FILE:
                 data = file.read_bytes()
                 if file.name == CONTRACT_FILE:
                     data = yaml.safe_dump({k: v for k, v in yaml.safe_load(data).items() if k != "behaviour"}).encode()
