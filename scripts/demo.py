@@ -196,10 +196,9 @@ def wait_for_companion(pair: Pair, client: Client, inputs: Tensors, wishes: Mapp
 def try_out(client: Client, condition: Condition, inputs: Sequence[Tensors], passed: Callable[[], int]) -> Verdict:
     """Auto and each forced road, interleaved, after a warm-up from which the estimates settle; each input as often as
     any other. `passed`: bytes that have passed the link towards the companion."""
-    roads = {name: Road() for name in condition.roads}
-    often = {name: wishes for name, wishes in condition.roads.items() if name not in condition.once}
+    roads = {name: Road(reason=condition.left_out.get(name, "")) for name in condition.roads}
     for turn in range(WARM_UP_ROUNDS):
-        for name, wishes in often.items():
+        for name, wishes in condition.roads.items():
             if not roads[name].reason and isinstance(found := ask(client, inputs[turn % len(inputs)], wishes), str):
                 roads[name].reason = found
     for turn in range(SETTLE_REQUESTS):
@@ -214,13 +213,11 @@ def try_out(client: Client, condition: Condition, inputs: Sequence[Tensors], pas
             road.reason = found
 
     order: list[tuple[Road, Mapping[str, str]]] = [(chosen, {})]
-    order += [(roads[name], wishes) for name, wishes in often.items() if not roads[name].reason]
+    order += [(roads[name], wishes) for name, wishes in condition.roads.items() if not roads[name].reason]
     for turn in range(-(-ROUNDS // len(inputs)) * len(inputs)):
         # Shuffled, not rotated: rotation leaves each road the same predecessor, whose warm caches it would profit from.
         for road, wishes in random.Random(turn).sample(order, len(order)):
             measure(road, wishes, turn % len(inputs))
-    for name in condition.once:
-        measure(roads[name], condition.roads[name], 0)
     if not chosen.asked:
         raise NotStarted(f"{condition.name}: no answer at all: {chosen.reason}")
     top1 = int(np.argmax(chosen.asked[-1].answer.outputs["logits"]))
@@ -383,7 +380,7 @@ def run(console: Console, folder: Path) -> tuple[dict[str, Any], str]:
         for condition in CONDITIONS:
             first, split = inputs[condition.input][0], condition.roads["best split"]
             over = START if condition.calibrated else condition
-            pair.link(rtt_ms=over.rtt_ms, rate_mbit=over.rate_mbit)
+            pair.link(rtt_ms=over.rtt_ms, rate_mbit=over.rate_mbit, down_mbit=over.down_mbit)
             if running != (condition.slowdown, condition.privacy, condition.calibrated):
                 lay_models(repository, sidecar, privacy=condition.privacy, calibrated=condition.calibrated)
                 start_device(console, pair, condition.slowdown)
@@ -394,7 +391,7 @@ def run(console: Console, folder: Path) -> tuple[dict[str, Any], str]:
                 elif condition.privacy != "local-only":
                     wait_for_companion(pair, client, first, split)
                 if over is not condition:
-                    pair.link(rtt_ms=condition.rtt_ms, rate_mbit=condition.rate_mbit)
+                    pair.link(rtt_ms=condition.rtt_ms, rate_mbit=condition.rate_mbit, down_mbit=condition.down_mbit)
                 verdict = try_out(client, condition, inputs[condition.input], pair.sent_bytes)
                 if condition.down:
                     pair.restore_link()

@@ -205,14 +205,16 @@ class Pair:
             if model["reason"]:
                 raise NotStarted(f"model {model['name']}: {model['reason']}")
             if model["progress"] and on_progress is not None:
-                on_progress(*_told(model["progress"]))
+                on_progress(*told_of(model["progress"]))
         return bool(models) and all(model["profiled"] for model in models)
 
     # -- the link -----------------------------------------------------------------------------------------------------
 
-    def link(self, *, rtt_ms: float, rate_mbit: float) -> None:
-        """New conditions, both ways."""
+    def link(self, *, rtt_ms: float, rate_mbit: float, down_mbit: float | None = None) -> None:
+        """New conditions, both ways; `down_mbit` where the companion sends at another rate."""
         self._command(f"set delay_ms={rtt_ms / 2} rate_mbit={rate_mbit}")
+        if down_mbit is not None:
+            self._command(f"set down rate_mbit={down_mbit}")
 
     def cut_link(self) -> None:
         self._command("cut rst")
@@ -321,7 +323,7 @@ def _companion(n: int) -> str:
     return "companion" if n == 0 else f"companion-{n + 1}"
 
 
-def _told(progress: str) -> tuple[str, float]:
+def told_of(progress: str) -> tuple[str, float]:
     """What is being done and how much of it is, of what a status says: `profile: cut 2 of 5 (40%)`, or a word alone."""
     what, found, percent = progress.rstrip(")%").rpartition(" (")
     return (what, float(percent) / 100) if found else (progress, 0.0)
