@@ -19,7 +19,7 @@ import numpy as np
 
 from scripts.benches import codec_plot
 from scripts.benches.codec_curves import Curve, Estimate, Measurements, bytes_at, cheapest, ratio_at
-from scripts.benches.codec_rivals import Detail, measure, picture_rivals, text_bytes
+from scripts.benches.codec_rivals import Detail, measure, picture_rivals, plain_bytes, speech_rivals
 from scripts.benches.codec_splits import (
     Parted,
     calibration_of,
@@ -41,8 +41,8 @@ TARGETS: Final = {"036": MAIN_BOUND, "0105": 0.0105}
 """KL in nats: what JPEG at quality 90 and 95 cost on the first photographs that were tried."""
 BOTTLENECK: Final = (80, 14, 14)
 """The boundary of the figures: EfficientNet-Lite0's first projection to 14 × 14, at 37 % of the time."""
-REFERENCES: Final = ("q95", "q90", "q75")
-"""Other models are compared where JPEG at these qualities leads them, whatever that is."""
+REFERENCES: Final = {"jpeg": ("q95", "q90", "q75"), "opus": ("64 kbit/s", "32 kbit/s", "16 kbit/s")}
+"""Other models are compared where these codecs lead them at these settings, whatever that is."""
 CROPS, CROPS_QUICK, CROPS_OTHER = 3, 1, 1
 OFFSETS: Final = tuple(range(-20, 25, 4))
 OFFSETS_FEW: Final = (-8, -4, 0, 4, 8)
@@ -187,7 +187,7 @@ def _compared(
         if detail is not Detail.AROUND:
             int8[name] = measure_int8(cut, samples, expected, one.measure)
     whole.close()
-    plain = text_bytes(samples) if one.spec is None else {}
+    plain = plain_bytes(one, samples)
     told = {name: _told(calibration, cut, one.measure) for name, cut in named.items()}
     return Compared(subject=one, cuts=named, splits=splits, told=told, int8=int8, rivals=rivals, plain=plain)
 
@@ -207,6 +207,8 @@ def _chosen(told: Mapping[str, Curve], target: float) -> str:
 def _rivals(
     one: Subject, samples: Sequence[Sample], expected: Sequence[Tensors], finish: Finish, detail: Detail
 ) -> dict[str, Measurements]:
+    if one.speech:
+        return measure(list(speech_rivals()), samples, expected, finish, one)
     if one.spec is None:
         return {}
     print(f"  {one.model} as a picture …", file=sys.stderr, flush=True)
@@ -214,12 +216,14 @@ def _rivals(
 
 
 def _references(rivals: Mapping[str, Measurements]) -> dict[str, float]:
-    """Name → value of the measure: where JPEG at full size and these qualities leads the model; for one that takes no
-    picture a fixed ladder."""
-    if "jpeg" not in rivals:
-        return {" (close)": 0.003, " (usual)": 0.015, " (loose)": 0.037}
-    means = dict(zip(rivals["jpeg"].settings, rivals["jpeg"].fidelity.mean(axis=1).tolist(), strict=True))
-    return {f" (JPEG {quality})": means[quality] for quality in REFERENCES if 0 < means[quality] < math.inf}
+    """Name → value of the measure: where JPEG at full size, or Opus, leads the model at these settings; for one that
+    takes neither a fixed ladder."""
+    for codec, settings in REFERENCES.items():
+        if codec in rivals:
+            one = rivals[codec]
+            means = dict(zip(one.settings, one.fidelity.mean(axis=1).tolist(), strict=True))
+            return {f" ({codec} {setting})": means[setting] for setting in settings if 0 < means[setting] < math.inf}
+    return {" (close)": 0.003, " (usual)": 0.015, " (loose)": 0.037}
 
 
 def _table(one: Subject) -> list[dict[str, Any]]:

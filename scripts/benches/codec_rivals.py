@@ -1,4 +1,4 @@
-"""What a split is held against: the picture (or the text) itself, coded as others would, at every quality worth trying.
+"""What a split is held against: picture, text or sound itself, coded as others would, at every quality worth trying.
 
 A rival's bytes are its file alone, without anything around it; what the model then answers is measured as for a split.
 JPEG and WebP go through the codec that the daemon has (`split/codec/picture.py`), at full size and smaller. Beside them
@@ -20,6 +20,7 @@ import numpy as np
 from PIL import Image, features
 
 from scripts.benches.codec_curves import Measurements
+from scripts.benches.codec_speech import BIT_RATES, PCM_BYTES, Heard, through_opus
 from scripts.benches.codec_subjects import Finish, Pixels, Sample, Subject, as_input
 from split.codec.fidelity import farthest
 from split.codec.picture import HEADER_BYTES_MIN, LEVELS, PICTURE_CODECS, Level, decode_picture, encode_picture
@@ -107,6 +108,20 @@ def picture_rivals(subject: Subject, detail: Detail) -> Iterator[Rival]:
                 yield Rival(codec=variant.codec, setting=f"q{quality} {variant.name}", code=code)
 
 
+def speech_rivals() -> Iterator[Rival]:
+    """Opus at its bit rates."""
+    for bit_rate in BIT_RATES:
+        code = partial(_through_opus, bit_rate=bit_rate)
+        yield Rival(codec="opus", setting=f"{bit_rate / 1000:g} kbit/s", code=code)
+
+
+def plain_bytes(subject: Subject, samples: Sequence[Sample]) -> dict[str, float]:
+    """Mean bytes of inputs that are no pictures as they are: lossless."""
+    if subject.speech:
+        return {"16-bit sound": PCM_BYTES}
+    return text_bytes(samples) if subject.spec is None else {}
+
+
 def text_bytes(samples: Sequence[Sample]) -> dict[str, float]:
     """Mean bytes of the sentences as UTF-8, and deflated: both lossless."""
     texts = [str(sample.plain).encode() for sample in samples]
@@ -146,8 +161,13 @@ def worst(measure_name: str, found: Tensors, expected: Tensors) -> float:
 
 
 def _pixels(sample: Sample) -> Pixels:
-    assert not isinstance(sample.plain, str)
+    assert isinstance(sample.plain, np.ndarray)
     return sample.plain
+
+
+def _through_opus(sample: Sample, *, bit_rate: int) -> Coded:
+    assert isinstance(sample.plain, Heard)
+    return through_opus(sample.plain, bit_rate)
 
 
 def _through_codec(sample: Sample, *, spec: ImageSpec, input_name: str, codec: str, level: int) -> Coded:

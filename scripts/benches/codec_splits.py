@@ -18,6 +18,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 import msgspec
+import numpy as np
 import yaml
 from PIL import Image
 
@@ -136,10 +137,10 @@ def _inputs(subject: Subject) -> Path:
             shutil.copyfile(photograph, folder / f"{number:02}{photograph.suffix}")
         return folder
     for number, sample in enumerate(subject.samples("calibration", crops=TEXT_CROPS)):
-        if isinstance(sample.plain, str):
-            write_npz(folder / f"{number:03}.npz", sample.tensors)
-        else:
+        if isinstance(sample.plain, np.ndarray):
             Image.fromarray(sample.plain).save(folder / f"{number:03}.png")
+        else:
+            write_npz(folder / f"{number:03}.npz", sample.tensors)
     return folder
 
 

@@ -4,6 +4,7 @@ measured on others.
 Photographs are the 20 and 30 of `models.photographs`, in random crops of 8-bit pixels at the size at which the model
 looks at them: what a device that compresses before it sends has in its hands. An OCR detector sees lines of text drawn
 over them. Sentences are the paragraphs of the project's own pages, of other ones for calibration than for the test.
+Speech is that of `codec_speech.py`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
 from scripts import models
+from scripts.benches import codec_speech
+from scripts.benches.codec_speech import Heard
 from split.profiles.image_spec import ImageSpec
 from split.tensor import Tensors
 
@@ -66,10 +69,10 @@ class Sample:
     """One request."""
 
     source: int
-    """Which photograph, or paragraph, it is of."""
+    """Which photograph, paragraph or stretch of speech it is of."""
     tensors: Tensors
-    plain: Pixels | str
-    """What the tensors were made of: pixels [height, width, 3] or text."""
+    plain: Pixels | str | Heard
+    """What the tensors were made of: pixels [height, width, 3], text or sound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +87,14 @@ class Subject:
     """How its input is made of pixels; None where it takes no picture."""
     text: bool = False
     """Whether lines of text are drawn over the photographs."""
+    speech: bool = False
+    """Whether it hears."""
 
     def samples(self, kind: Kind, *, crops: int, sources: int | None = None) -> list[Sample]:
         """`crops` of each of the first `sources` (all), the same each time; Unavailable where they cannot be had."""
+        if self.speech:
+            heard = codec_speech.windows(kind)
+            return [Sample(source=source, tensors={self.input: x}, plain=plain) for source, plain, x in heard]
         if self.spec is None:
             return sentences(kind)[:sources]
         found: list[Sample] = []
@@ -135,6 +143,7 @@ SUBJECTS: Final = (
         text=True,
     ),
     Subject(model="minilm-l6-int8w", kind="text transformer", measure="cosine", input="input_ids"),
+    Subject(model="oww-embedding", kind="wake word's embedding", measure="rms", input="input_1", speech=True),
 )
 
 
