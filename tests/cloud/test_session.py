@@ -614,7 +614,7 @@ async def test_of_cancels_whose_request_never_comes_the_last_256_are_remembered(
     for request_id in ("44", "43", "299"):
         device.channel.send(*chain.infer(feeds, request_id=request_id))
     assert (await device.next()).request_id == "43", "257th from the end"
-    assert len(device.session._cancelled) == 254
+    assert len(device.session._requests._cancelled) == 254
 
 
 async def test_the_same_attempt_twice_gets_one_answer_and_a_new_attempt_its_own(house, chain, feeds):
@@ -819,7 +819,7 @@ async def test_replies_that_are_made_faster_than_the_link_takes_them_wait_and_al
     for number in range(3):
         device.channel.send(*chain.infer(BIG, request_id=f"{number}"))
         await device.channel.drain(1)
-    while len(device.session._requests) > 2 or device.session._held_back_bytes < 320_000:  # noqa: ASYNC110
+    while len(device.session._requests._tasks) > 2 or device.session._requests._held_back_bytes < 320_000:  # noqa: ASYNC110
         await asyncio.sleep(0)
     assert house.companion.admission.inflight_requests == 2  # what waits still counts
     device.session._channel.thaw()
@@ -828,7 +828,7 @@ async def test_replies_that_are_made_faster_than_the_link_takes_them_wait_and_al
     for _, outputs in replies:
         assert_same(outputs, chain.whole(BIG))
     await device.session.drained()
-    assert device.session._held_back_bytes == house.companion.admission.inflight_bytes == 0
+    assert device.session._requests._held_back_bytes == house.companion.admission.inflight_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -837,7 +837,7 @@ async def test_replies_that_are_made_faster_than_the_link_takes_them_wait_and_al
 async def test_a_reply_for_which_the_link_has_no_room_in_time_is_a_refusal_of_that_request_alone(
     house, chain, feeds, monkeypatch, code, budget_ms, bound
 ):
-    monkeypatch.setattr("cloud.session.HELD_BACK_BYTES", bound)
+    monkeypatch.setattr("cloud.requests.HELD_BACK_BYTES", bound)
     device = house.connect("camera-1", SMALL_QUEUE)
     await device.bring(chain)
     device.session._channel.freeze()
@@ -845,7 +845,7 @@ async def test_a_reply_for_which_the_link_has_no_room_in_time_is_a_refusal_of_th
         queued_bytes = device.session._channel.queued_bytes
         device.channel.send(*chain.infer(BIG, request_id=f"{number}", budget_ms=budget))
         await device.channel.drain(1)
-        while device.session._held_back_bytes < min(number, 1) * 160_000:  # noqa: ASYNC110
+        while device.session._requests._held_back_bytes < min(number, 1) * 160_000:  # noqa: ASYNC110
             await asyncio.sleep(0)
     while device.session._channel.queued_bytes == queued_bytes:  # noqa: ASYNC110 - until the refusal is among it
         await asyncio.sleep(0)

@@ -129,7 +129,7 @@ async def test_a_request_that_is_cancelled_while_a_thread_decodes_it_counts_unti
         ended.append(max_bytes)
         raise CodecError("nobody is told")
 
-    monkeypatch.setattr("cloud.session.decode", slow)
+    monkeypatch.setattr("cloud.requests.decode", slow)
     zeros = {"x": np.zeros((60_000, 4), np.float32), "bias": np.zeros(4, np.float32)}
     device.channel.send(*chain.infer(zeros, codec="int8"))
     assert await asyncio.to_thread(began.wait, 30)
@@ -150,7 +150,7 @@ async def test_a_request_that_is_cancelled_before_a_thread_has_begun_it_is_not_d
     device = house.connect()
     await device.bring(chain)
     decoded = []
-    monkeypatch.setattr("cloud.session.decode", lambda payload, *, max_bytes: decoded.append(max_bytes))
+    monkeypatch.setattr("cloud.requests.decode", lambda payload, *, max_bytes, tables: decoded.append(max_bytes))
     pool, go = ThreadPoolExecutor(1), threading.Event()
     asyncio.get_running_loop().set_default_executor(pool)
     busy = asyncio.create_task(asyncio.to_thread(go.wait, 30))

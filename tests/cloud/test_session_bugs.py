@@ -49,7 +49,7 @@ async def test_a_payload_whose_decoding_meets_a_bug_costs_that_request_alone(hou
     device = house.connect()
     await device.bring(chain)
     with monkeypatch.context() as patched:
-        patched.setattr("cloud.session.decode", raising(OverflowError("shape")))
+        patched.setattr("cloud.requests.decode", raising(OverflowError("shape")))
         device.channel.send(*chain.infer(feeds, request_id="hurt"))
         check_internal(await device.next(), OverflowError(), caplog)
     device.channel.send(*chain.infer(feeds))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import split.wire
-from cloud.session import CANCELS_REMEMBERED
+from cloud.requests import CANCELS_REMEMBERED
 from split.codec import golden
 from split.graph.card import digest_of_files
 from split.graph.cuts import bitmap_of
