@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from split.errors import ModelUnavailable
 from split.graph.card import ModelCard
 from split.ids import CutId
 from split.plan.estimate import Drift, Residual
@@ -249,7 +250,11 @@ class KnownModel:
 
     def prepare_ms(self, plan: Plan, facts: RequestFacts) -> float:
         """As `Planner.prepare_ms`."""
-        row = self.table.row_of[plan]
+        row = self.table.row_of.get(plan)
+        if row is None:  # of a former calibration: but for the coding it takes as long as its segment's other plans
+            if (rows := self.groups.get(_segment(plan))) is None:
+                raise ModelUnavailable(f"the model was loaded anew meanwhile, and {plan} is none of its plans any more")
+            row = int(rows.argmax())
         columns = [Column.HEAD, Column.ENCODE, Column.ENCODE_CALL]
         head_ms, encode_ms, call_ms = self.table.at(facts.sizes).costs[columns, row].tolist()
         return float(head_ms * self.edge.ratio + encode_ms + call_ms) * self.slowdown

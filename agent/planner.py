@@ -163,7 +163,8 @@ class Planner:
         return self._model(name).image_ms()
 
     def prepare_ms(self, name: str, plan: Plan, facts: RequestFacts) -> float:
-        """Expected device time before a request's bytes leave: head and encoding; drift and slowdown in, queue not."""
+        """Expected device time before a request's bytes leave: head and encoding; drift and slowdown in, queue not.
+        ModelUnavailable where the model is another one by now, without such a plan."""
         return self._model(name).prepare_ms(plan, facts)
 
     def reply_bytes(self, name: str, plan: Plan, facts: RequestFacts) -> int:

@@ -34,6 +34,7 @@ from agent.planner import Planner
 from agent.second_lane import SecondLane
 from agent.served_model import ServedModel
 from agent.waiting import Asked, Waiting
+from split.codec.klt import calibration_key
 from split.errors import (
     ChannelError,
     ConnectionLost,
@@ -391,9 +392,9 @@ class Uplink:
                 if taken and not self._waiting.unanswered:
                     self._probe()  # where it was a surprise: a stall, or another link?
             case Refused(request_id=request_id) as refused if request_id:
-                self._waiting.refuse(refused)
-                if refused.code == NO_CALIBRATION:
-                    self._calibrate_again(refused)
+                key = self._waiting.refuse(refused)
+                if refused.code == NO_CALIBRATION and key:
+                    self._calibrate_again(refused, key)
             case ModelNeed() | ModelReady() | SegmentReady() | Refused() as answer:
                 if self._openings is not None:
                     self._openings.take(answer)
@@ -419,11 +420,13 @@ class Uplink:
             case other:
                 raise RemoteProtocolError(f"a companion does not send {type(other).__name__}")
 
-    def _calibrate_again(self, refused: Refused) -> None:
+    def _calibrate_again(self, refused: Refused, key: bytes) -> None:
         """The companion cannot read codec klt of a model (it has put the calibration away, or never had this one): no
-        request goes so until it has it again."""
+        request goes so until it has it again. One that was coded with a former calibration says nothing of the
+        present one."""
         for model in self._models.values():
-            if model.digest == refused.digest:
+            calibration = model.sidecar.calibration
+            if calibration is not None and calibration_key(calibration.digest) == key:
                 self._planner.codec_not_ready(model.name, KLT, refused.message)
                 if self._openings is not None:
                     self._openings.calibrate(model)

@@ -23,8 +23,10 @@ import msgspec
 from agent.openings import KLT, are_times
 from agent.planner import Planner
 from split.codec.image import image_fingerprint
+from split.codec.klt import klt_key
 from split.codec.payload import decode
 from split.errors import CompanionRefused, ConnectionLost, IsthmusError, Overloaded, RemoteProtocolError, TooLarge
+from split.plan.plan import REENCODED
 from split.tensor import Tensors, dtype_name
 from split.transport.channel import Buffer, Channel, Incoming
 from split.wire.messages import Cancel, Infer, Priority, Refused, Reply
@@ -182,13 +184,16 @@ class Waiting:
         """This connection takes requests of this cut now, or (`KLT`) payloads of codec klt of the model: what an
         earlier one took with it is sent, if that pays."""
         self._opened.add((digest, opened))
-        same_pictures = self._channel is not None and self._channel.peer_hello.image == image_fingerprint()
+        if self._channel is None:
+            return
+        peer = self._channel.peer_hello
+        unread = {*(REENCODED - {*peer.codecs}), *(() if peer.image == image_fingerprint() else ("encoded",))}
         for waiting in list(self._lost.values()):
             message, asked = waiting.message, waiting.asked
             needs = {(message.digest, message.cut), *([(message.digest, KLT)] if message.codec == KLT else ())}
             if (digest, opened) not in needs or not needs <= self._opened:
                 continue
-            if message.codec == "encoded" and not same_pictures:
+            if message.codec in unread:
                 continue
             del self._lost[message.request_id]
             now_s = _now()
@@ -234,10 +239,13 @@ class Waiting:
         del self._sent[request_id]
         return None if waiting.asked.reply.done() else waiting
 
-    def refuse(self, refused: Refused) -> None:
-        """The companion does not answer this one."""
-        if (waiting := self._answered(refused.request_id, refused.attempt)) is not None:
-            waiting.asked.reply.set_exception(CompanionRefused(refused.code, refused.message))
+    def refuse(self, refused: Refused) -> bytes:
+        """The companion does not answer this one; which calibration (`calibration_key`) it was coded with, b"" for none
+        and where it is not waited for."""
+        if (waiting := self._answered(refused.request_id, refused.attempt)) is None:
+            return b""
+        waiting.asked.reply.set_exception(CompanionRefused(refused.code, refused.message))
+        return klt_key(b"".join(waiting.payload)) if waiting.message.codec == KLT else b""
 
     def take(self, reply: Reply, incoming: Incoming) -> bool:
         """A reply came; whether it was the one waited for, and usable: only such a one teaches the planner."""

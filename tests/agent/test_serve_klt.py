@@ -270,6 +270,34 @@ def test_a_payload_that_is_refused_for_want_of_the_calibration_ends_here_and_it_
     story_of(lambda: KltLab(tmp_path, behave=behave))(story)
 
 
+def test_a_refusal_of_what_was_not_asked_or_was_coded_with_a_former_calibration_takes_nothing_away(
+    tmp_path: Path,
+) -> None:
+    waiting: list[tuple[MemoryChannel, Refused]] = []
+
+    async def behave(lab: Any, channel: MemoryChannel, infer: Infer, payload: memoryview) -> None:
+        refused = Refused(
+            code=NO_CALIBRATION, message="not here", request_id=infer.request_id, attempt=1, digest=infer.digest
+        )
+        waiting.append((channel, refused))
+
+    async def story(lab: KltLab) -> None:
+        asking = asyncio.create_task(lab.ask_klt())
+        await lab.until(lambda: len(waiting) == 1)
+        channel, refused = waiting[0]
+        for _ in range(50):
+            channel.send(msgspec.structs.replace(refused, request_id="never asked"))
+            await asyncio.sleep(0.0)
+        assert (len(lab.offers), lab.why_not()) == (1, "")
+        lab.lay_anew(70.0)
+        await lab.until(lambda: not lab.why_not())
+        channel.send(refused)
+        assert (await asking).fallback == "not here"
+        assert (len(lab.offers), lab.why_not()) == (2, "")
+
+    story_of(lambda: KltLab(tmp_path, behave=behave))(story)
+
+
 def test_a_new_calibration_is_offered_and_used_while_the_connection_lives(tmp_path: Path) -> None:
     async def story(lab: KltLab) -> None:
         await lab.ask_klt()
@@ -419,6 +447,27 @@ def test_answers_that_cannot_be_checked_are_counted(
         story_of(lambda: KltLab(tmp_path, behave=reads_klt(), every=5))(story)
     said = [one for one in caplog.records if "was not checked" in one.getMessage()]
     assert len(said) == (2 if hindered is whole_fails else 0)
+
+
+def test_a_plan_that_a_new_calibration_has_not_is_carried_out_with_the_one_it_was_decided_with(tmp_path: Path) -> None:
+    """Between decision and worker: the new one is without curves."""
+
+    async def story(lab: KltLab) -> None:
+        decide, profile = lab.planner.decide, lab.model.profile
+        assert profile is not None
+
+        def and_drop(*args: Any, **now: Any) -> Any:
+            decision = decide(*args, **now)
+            bare = calibrated(lab.model.card, profile, None)
+            lab.planner.recalibrated("tiny", lab.model.card, bare, lab.model.contract)
+            return decision
+
+        lab.planner.decide = and_drop  # type: ignore[method-assign]  # and more
+        outcome = await lab.ask_klt()
+        assert (outcome.ran.codec, outcome.fallback) == ("klt", "")
+
+    for rows in (1, 8):
+        story_of(lambda rows=rows: KltLab(tmp_path, behave=reads_klt(), rows=rows))(story)  # type: ignore[misc]  # of this turn
 
 
 def test_a_batch_of_which_a_part_was_finished_here_is_not_checked(tmp_path: Path) -> None:

@@ -111,6 +111,23 @@ async def test_what_a_connection_took_with_it_goes_to_another_companion(tmp_path
 
 
 @story
+async def test_what_the_next_companion_does_not_read_is_not_sent_to_it(tmp_path: Path) -> None:
+    async with running(World(tmp_path, codecs=("raw", "jpeg"))) as world:
+        await world.until(lambda: world.opened() == set(CUTS))
+        asked = [world.asked(attempts=3, codec=codec) for codec in ("raw", "jpeg")]
+        await world.until(lambda: world.count(Infer) == 2)
+        world.codecs = ("raw",)
+        world.companion_end.kill()
+        await world.until(lambda: world.count(Infer) == 3)
+        await asyncio.sleep(1.0)
+        assert [one.codec for one in world.seen if isinstance(one, Infer)] == ["raw", "jpeg", "raw"]
+        world.codecs = ("raw", "jpeg")
+        world.companion_end.kill()
+        await world.until(lambda: world.count(Infer) == 5)
+        assert not any(one.reply.done() for one in asked)
+
+
+@story
 async def test_nothing_is_sent_again_that_would_come_too_late(tmp_path: Path) -> None:
     async with running(World(tmp_path)) as world:
         await world.until(lambda: world.opened() == set(CUTS))
