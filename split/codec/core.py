@@ -68,6 +68,7 @@ class Native:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.name = f"compiled (ABI {ABI})"
+        self.working = 3  # coefficients and map, or map and tensor; small tensors take some kilobytes more
         arrays = (c_void_p,)
         self._forward = library.klt_forward
         self._forward.argtypes = (POINTER(_Map), *arrays * 2, c_float, *arrays * 4)

@@ -33,6 +33,7 @@ class Fallback:
     """`Core` without anything compiled."""
 
     name = "plain Python"
+    working = 16
 
     def forward(self, shape: Shape, level: Level, found: Array) -> tuple[Array, bool, bool]:
         with np.errstate(invalid="ignore", over="ignore"):

@@ -100,7 +100,8 @@ def decode_klt(payload: Buffer, tables: BoundaryTables, *, max_bytes: int) -> Te
     """The tensors of `payload`, in the order of `tables`.
 
     CodecError for what `encode_klt` has not made with these tables: another calibration's, damaged, truncated, trailing
-    bytes. Work and memory are bounded by `max_bytes`, checked before anything is allocated.
+    bytes. Work and memory, what decoding takes beside the tensors too, are bounded by `max_bytes`, checked before
+    anything is allocated.
     """
     view = memoryview(payload).cast("B")
     level, key, claimed, at = _read_preamble(view)
@@ -109,8 +110,9 @@ def decode_klt(payload: Buffer, tables: BoundaryTables, *, max_bytes: int) -> Te
             f"the payload was coded with calibration {key.hex()}…, at hand is {tables.key.hex()}…;"
             " both sides must hold the same one"
         )
-    if claimed > max_bytes:
-        raise CodecError(f"the payload's tensors take {claimed} bytes decoded, at most {max_bytes} are allowed")
+    working = core().working * claimed
+    if working > max_bytes:
+        raise CodecError(f"the payload's tensors take {working} bytes to decode, at most {max_bytes} are allowed")
     entries: list[_Entry] = []
     for one in tables.tensors:
         entry, at = _read_entry(view, at, one)
@@ -139,8 +141,9 @@ def klt_key(payload: Buffer) -> bytes:
 
 
 def klt_decoded_bytes(payload: Buffer) -> int:
-    """Memory that decoding takes, as its header says (`decode_klt` holds it to that); CodecError as in `klt_key`."""
-    return _read_preamble(memoryview(payload).cast("B"))[2]
+    """Memory that decoding takes here: `Core.working` times what its header says (`decode_klt` holds it to that);
+    CodecError as in `klt_key`."""
+    return core().working * _read_preamble(memoryview(payload).cast("B"))[2]
 
 
 def ideal_bytes(tensors: Mapping[str, Array], tables: BoundaryTables, level: int) -> float:
@@ -229,7 +232,10 @@ def _decode_tensor(entry: _Entry, level: Level | None, stored: memoryview) -> Ar
         if quantised is None:
             raise CodecError(f"tensor {spec.name!r}: its {stored.nbytes} bytes are damaged")
         with np.errstate(all="ignore"):  # hostile coefficients give inf or NaN, not a crash
-            found = from_map(klt, core().inverse(shape, level, quantised), entry.dims)
+            coefficients = core().inverse(shape, level, quantised)
+            del quantised  # of these only two at a time: `Core.working`
+            found = from_map(klt, coefficients, entry.dims)
+            del coefficients
             if spec.dtype == "FP16":
                 np.clip(found, -_HALF_LARGEST, _HALF_LARGEST, out=found)
             return found.astype(NUMPY_DTYPES[spec.dtype], copy=False)

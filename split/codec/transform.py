@@ -182,6 +182,8 @@ class Core(Protocol):
 
     name: str
     """For people: which it is."""
+    working: int
+    """Memory that decoding takes at most, in units of the decoded bytes in a payload's header: measured."""
 
     def forward(self, shape: Shape, level: Level, found: Array) -> tuple[Array, bool, bool]:
         """Map → INT32 [positions, blocks, components]; whether one that is not coded in `usual` is not 0; whether one
