@@ -10,6 +10,7 @@ and mostly that lock from the one it waits for.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections import deque
@@ -25,8 +26,9 @@ class Handback:
         self._lock = threading.Lock()
         """Held while the bell is rung or taken down: nobody rings a number that is another file's by now."""
         self._bell: int | None = None
-        if hasattr(os, "eventfd"):
+        with contextlib.suppress(AttributeError, OSError):  # not on this system; no file descriptor left
             self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        if self._bell is not None:
             loop.add_reader(self._bell, self._take)
 
     def give(self, call: Callable[..., None], *arguments: object) -> None:
@@ -56,9 +58,13 @@ class Handback:
         self._call_all()
 
     def _call_all(self) -> None:
-        for _ in range(len(self._given)):
-            call, arguments = self._given.popleft()
-            try:
-                call(*arguments)
-            except Exception as error:  # as the loop does it: the others are called all the same
-                self.loop.call_exception_handler({"message": f"{call!r} failed", "exception": error})
+        try:
+            for _ in range(len(self._given)):
+                call, arguments = self._given.popleft()
+                try:
+                    call(*arguments)
+                except Exception as error:  # as the loop does it: the others are called all the same
+                    self.loop.call_exception_handler({"message": f"{call!r} failed", "exception": error})
+        except BaseException:  # the loop's business; the bell is not rung again for what is left
+            self.loop.call_soon(self._call_all)
+            raise

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -108,7 +108,7 @@ def _whole(value: object, key: str, most: int) -> int:
 def _fidelity(value: Scalar | None) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool | str) or not 0 <= value < math.inf:
+    if isinstance(value, bool | str) or not 0 <= value <= sys.float_info.max:
         raise InvalidRequest(f"parameter isthmus.fidelity must be a finite number, 0 or more, got {shown(value)}")
     return float(value)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import threading
+from functools import partial
 
 import pytest
 
@@ -59,6 +61,34 @@ async def test_a_call_that_fails_costs_none_of_the_others() -> None:
     handback.give(fail)
     await from_thread(handback, 3, seen, done)
     assert told == [wrong]
+    assert seen == [0, 1, 2]
+    handback.close()
+
+
+async def test_a_call_that_is_cancelled_leaves_the_others_their_turn() -> None:
+    loop, told = asyncio.get_running_loop(), list[object]()
+    loop.set_exception_handler(lambda _, context: told.append(type(context["exception"])))
+    handback, seen = Handback(loop), list[int]()
+
+    def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    for call in (cancelled, partial(seen.append, 1), cancelled, partial(seen.append, 2)):
+        handback.give(call)
+    await asyncio.sleep(0.0)  # one look at the bell
+    for _ in range(4):
+        await asyncio.sleep(0.0)
+    assert seen == [1, 2]
+    handback.close()
+
+
+async def test_where_no_file_descriptor_is_left_it_rings_as_the_loop_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*arguments: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "eventfd", none_left)
+    handback, seen = Handback(asyncio.get_running_loop()), list[int]()
+    await from_thread(handback, 3, seen, asyncio.Event())
     assert seen == [0, 1, 2]
     handback.close()
 

@@ -79,7 +79,7 @@ def test_the_smaller_of_the_two_deadlines_holds_and_a_timeout_of_zero_is_none(
         ({"isthmus.codec": "klt", "isthmus.mode": "offload"}, "use isthmus.mode split"),
         *(
             ({"isthmus.fidelity": value}, "isthmus.fidelity must be a finite number, 0 or more")
-            for value in (-0.1, math.inf, math.nan, True, "0.1")
+            for value in (-0.1, math.inf, math.nan, True, "0.1", 10**400, -(10**400))
         ),
         ({"isthmus.modus": "local"}, "'isthmus.modus' is not known; known are isthmus.codec"),
         ({"Isthmus.Privacy": "local-only"}, "'Isthmus.Privacy' is not known; known are isthmus.codec"),
