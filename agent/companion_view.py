@@ -173,6 +173,7 @@ class CompanionView:
             payload_bytes_max=self._payload_bytes_max,
             metered_left_bytes=math.inf if metered is None else metered.left_bytes,
             ahead_bytes=self.ahead_bytes(),
+            rest_ms=model.requests.there_ms,
         )
 
     # -- learning -----------------------------------------------------------------------------------------------------

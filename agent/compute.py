@@ -36,7 +36,8 @@ CLOSE_TIMEOUT_S: Final = 5.0
 
 
 class Timed(NamedTuple, Generic[T]):
-    """A result, how long it waited for the worker and how long it took; `run_ms` includes the emulated hold."""
+    """A result, how long it waited for other jobs (not for the worker to wake up), and how long it took; `run_ms`
+    includes the emulated hold."""
 
     value: T
     queue_ms: float
@@ -68,6 +69,8 @@ class Job(asyncio.Future[Timed[T]]):
         self.stop = stop
         self.yields = yields
         self.entered_at_s = time.monotonic()
+        self.next_is: int | None = None
+        """Of a job that came to a worker with nothing to do: how many had begun until then."""
         self.started_at_s: float | None = None
         """When the worker took it."""
 
@@ -107,6 +110,8 @@ class Compute:
         self._handback: Handback | None = None
         """To the loop of the last job, which is that of all in a daemon."""
         self._running: Job[Any] | None = None
+        self._begun = 0
+        """Jobs so far."""
         self._started_at_s = 0.0
         self._busy_s = 0.0
         self._closing = threading.Event()
@@ -151,6 +156,8 @@ class Compute:
                 if passed_over.rank <= rank:
                     raise Overloaded(too_many)
                 self._forget(passed_over)
+            if self._running is None and not self._waiting:
+                job.next_is = self._begun
             heapq.heappush(self._waiting, (deadline_at_s, next(self._order), job))
             self._waiting_ms += expected_ms
         self._tokens.put(None)
@@ -276,14 +283,16 @@ class Compute:
                 self._stopping = False
                 self._no_hold.clear()
                 self._started_at_s = job.started_at_s = time.monotonic()
-            outcome = self._perform(job)
+                waited_ms = (self._started_at_s - job.entered_at_s) * 1e3 if job.next_is != self._begun else 0.0
+                self._begun += 1
+            outcome = self._perform(job, waited_ms)
             with self._lock:
                 self._running = None
                 self._busy_s += time.monotonic() - self._started_at_s
             self._deliver(job, outcome)
             del job, outcome  # an idle worker must not keep the last request's tensors
 
-    def _perform(self, job: Job[Any]) -> Timed[Any] | BaseException:
+    def _perform(self, job: Job[Any], waited_ms: float) -> Timed[Any] | BaseException:
         started_at_s = self._started_at_s
         try:
             value = job.work()
@@ -292,7 +301,7 @@ class Compute:
         finally:
             if self._hold_ratio > 0.0:
                 self._no_hold.wait((time.monotonic() - started_at_s) * self._hold_ratio)
-        return Timed(value, (started_at_s - job.entered_at_s) * 1e3, (time.monotonic() - started_at_s) * 1e3)
+        return Timed(value, waited_ms, (time.monotonic() - started_at_s) * 1e3)
 
     def _deliver(self, job: Job[Any], outcome: Timed[Any] | BaseException) -> None:
         try:

@@ -49,6 +49,11 @@ class InferenceRequest:
         dim, sizes = self.model.batch_dim, self.facts.sizes
         return 1 if dim is None or not sizes else sizes[dim]
 
+    @property
+    def came_in_ms(self) -> float:
+        """From its header to its admission, its body's time: over when it is decided, and no plan's."""
+        return (self.deadline_at_s - self.received_at_s) * 1000 - self.facts.budget_ms
+
     def __enter__(self) -> Self:
         return self
 

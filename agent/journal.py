@@ -34,6 +34,7 @@ _BUSY: Mapping[str, str | None] = {
     "activate": None,
     "network": None,
     "cloud_queue": None,
+    "rest": None,
     "cloud_decode": "companion",
     "tail": "companion",
 }
@@ -78,7 +79,7 @@ class Outcome:
     """Why the device finished what the companion should have; empty when it did not."""
     stages_ms: dict[str, float]
     """Measured: queue, activate (opening what was not open), image, head or whole, encode, network, cloud_queue,
-    cloud_decode, tail, decode, local_tail."""
+    cloud_decode, tail, decode, local_tail; and rest, what none of them has, where it ran as planned and in one part."""
     total_ms: float
     sent: bool = False
     """Whether its payload left for the companion."""
@@ -289,13 +290,13 @@ class Journal:
         ms = totals.stages_ms
         inputs_ms = ms.get("image", 0.0) + ms.get("encode", 0.0)
         outputs_ms = ms.get("decode", 0.0)
-        rest_ms = sum(ms.values()) - inputs_ms - outputs_ms - ms.get("queue", 0.0)
+        others_ms = sum(ms.values()) - inputs_ms - outputs_ms - ms.get("queue", 0.0) - ms.get("rest", 0.0)
         stages = {
             "success": (count, sum(times.sum_ms for times in totals.placements.values())),
             "fail": (totals.failures.total(), totals.failures_ms),
             "queue": (count, ms.get("queue", 0.0)),
             "compute_input": (count, inputs_ms),
-            "compute_infer": (count, rest_ms),
+            "compute_infer": (count, others_ms),
             "compute_output": (count, outputs_ms),
             "cache_hit": (0, 0.0),
             "cache_miss": (0, 0.0),

@@ -24,6 +24,7 @@ from split.plan.observation import Flags, Floats, Opening
 from split.plan.pace import PacedDrift
 from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
 from split.plan.rate import Rate
+from split.plan.rest import Rest
 from split.plan.scaling import Ratio
 from split.plan.slack import margin_ratio
 from split.plan.table import LOCAL_ROW, Column, PlanTable
@@ -108,6 +109,8 @@ class KnownModel:
     edge: Drift = field(default_factory=Drift)
     image: Drift = field(default_factory=lambda: Drift(prior_sigma=0.5))
     messages: MessageCosts = field(default_factory=MessageCosts)
+    requests: Rest = field(default_factory=Rest)
+    """What they take beside their stages."""
     cloud: PacedDrift = field(default_factory=lambda: PacedDrift(prior_sigma=CLOUD_SIGMA))
     head_residuals: dict[CutId | Placement, Residual] = field(default_factory=dict)
     tail_residuals: dict[CutId | Placement, Residual] = field(default_factory=dict)
@@ -336,6 +339,15 @@ class KnownModel:
             self.table = self.table.with_messages(self.measured, self.messages)
         return changed
 
+    def observe_reply_bytes(self, facts: RequestFacts, plan: Plan, down_bytes: int) -> None:
+        """As `Planner.observe_reply_bytes`."""
+        if (row := self.table.row_of.get(plan)) is None:
+            return
+        weighs = self.messages.reply_bytes
+        weighs.observe(down_bytes, float(self.measured.at(facts.sizes).costs[Column.DOWN, row]))
+        if weighs.moved():
+            self.table = self.table.with_messages(self.measured, self.messages)
+
     def observe_reply(self, *, down_bytes: int, decode_ms: float) -> None:
         """As `Planner.observe_reply`."""
         self._learn_message(self.messages.reply, decode_ms, self.table.reply_ms_per_byte * down_bytes)
@@ -417,6 +429,10 @@ class KnownModel:
         """As `Planner.observe_total`."""
         if self.explorer is not None and plan in self.table.row_of:
             self.explorer.observe(self.table.row_of[plan], measured_ms, predicted_ms)
+
+    def observe_rest(self, plan: Plan, measured_ms: float) -> None:
+        """As `Planner.observe_rest`."""
+        self.requests.observe(measured_ms, travelled=plan.placement is not Placement.LOCAL)
 
     def rest(self, now_s: float) -> None:
         """It is `now_s`, and a request is decided: what was measured some time ago has aged."""

@@ -40,19 +40,23 @@ class Lessons:
             sent_bytes = sum(memoryview(part).nbytes for part in payload)
             self._afterwards.note(self._rate, request.model, request.facts, chosen, sent_bytes)
 
-    def replied(self, request: InferenceRequest, plan: Plan, reply: Reply) -> None:
-        """The companion's own times; at once, since the transfer before it says when."""
+    def replied(self, request: InferenceRequest, plan: Plan, reply: Reply, down_bytes: int) -> None:
+        """The companion's own times, at once, since the transfer before it says when; and what its reply weighs."""
         tail_ms = self._as_profiled_ms(request, plan, "tail", reply.tail_ms)
         queue_ms = reply.queue_ms if request.part == 0 else None
         decode_ms = self._as_profiled_ms(request, plan, "cloud_decode", reply.decode_ms)
         self._planner.observe_cloud(request.model.name, plan, queue_ms, tail_ms, decode_ms)
+        self._afterwards.note(self._planner.observe_reply_bytes, request.model.name, request.facts, plan, down_bytes)
 
     def answered(self, request: InferenceRequest, outcome: Outcome) -> None:
-        """What the whole took, where it ran as planned and waited for nobody."""
+        """What the whole took, and beside its stages, where it ran as planned and waited for nobody."""
         chosen, loaded = outcome.decision.chosen, spreads(outcome.decision.objective.get("throughput", 0.0))
-        if outcome.ran == chosen.plan and not outcome.fallback and not loaded:
-            args = (request.model.name, chosen.plan, outcome.total_ms, chosen.predicted_ms)
-            self._afterwards.note(self._planner.observe_total, *args)
+        if outcome.ran != chosen.plan or outcome.fallback or loaded:
+            return
+        name, plan, since_ms = request.model.name, chosen.plan, outcome.total_ms - request.came_in_ms
+        self._afterwards.note(self._planner.observe_total, name, plan, since_ms, chosen.predicted_ms)
+        if (rest_ms := outcome.stages_ms.get("rest")) is not None:
+            self._afterwards.note(self._planner.observe_rest, name, plan, rest_ms)
 
     def _rate(self, model: ServedModel, facts: RequestFacts, chosen: PlanEstimate, sent_bytes: int) -> None:
         """Said when the bytes show that the codec's calibration does not fit what is asked, or fits again."""

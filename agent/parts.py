@@ -25,7 +25,7 @@ CarryOut = Callable[[InferenceRequest, Decision], Awaitable[Outcome]]
 
 WAITS: Final = ("queue", "network", "cloud_queue")
 """Of the first part; the others wait for the parts before them, which is no time of its own. The rest adds up."""
-OF_THE_WHOLE: Final = ("queue", "activate", "cloud_queue", "overlap")
+OF_THE_WHOLE: Final = ("queue", "activate", "cloud_queue", "rest", "overlap")
 """Of a prediction: what does not depend on the rows, so that each part is expected to meet it as the whole would."""
 
 

@@ -335,6 +335,12 @@ class Planner:
             if model.profile.digest == digest:
                 model.observe_reply(down_bytes=down_bytes, decode_ms=decode_ms)
 
+    def observe_reply_bytes(self, name: str, facts: RequestFacts, plan: Plan, down_bytes: int) -> None:
+        """The companion's reply to a request of this plan had so many bytes: how many the next one's will have, of any
+        sizes and plan, is told in proportion."""
+        if (model := self._models.get(name)) is not None:
+            model.observe_reply_bytes(facts, plan, down_bytes)
+
     def observe_cloud(
         self, name: str, plan: Plan, queue_ms: float | None, tail_ms: float | None, decode_ms: float | None = None
     ) -> None:
@@ -370,8 +376,14 @@ class Planner:
             for model in self._models.values():
                 model.unsettle(factor)
 
+    def observe_rest(self, name: str, plan: Plan, measured_ms: float) -> None:
+        """A request that ran as this plan, and waited for no other, took so much longer than its stages (slowdown
+        in)."""
+        if (model := self._models.get(name)) is not None:
+            model.observe_rest(plan, measured_ms)
+
     def observe_total(self, name: str, plan: Plan, measured_ms: float, predicted_ms: float) -> None:
-        """A request that ran as this plan took so long in all."""
+        """A request that ran as this plan took so long since it was decided."""
         if (model := self._models.get(name)) is not None:
             model.observe_total(plan, measured_ms, predicted_ms)
 
@@ -437,6 +449,7 @@ class Planner:
             image_ratio=model.image.ratio,
             remote=remote,
             remote_why_not=why_not,
+            rest_ms=model.requests.here_ms,
             incumbent=model.incumbent,
             opening=model.opening(),
             power=at_rates(power, None if remote is None else remote.link, model.profile.threads),

@@ -104,6 +104,9 @@ class Serve:
             raise
         finally:
             self._planner.done(request.id)
+        if outcome.ran == decision.chosen.plan and not outcome.fallback and decision.chosen.parts == 1:
+            clocked_ms = request.came_in_ms + sum(outcome.stages_ms.values())
+            outcome.stages_ms["rest"] = max(outcome.total_ms - clocked_ms, 0.0)
         self._afterwards.note(self._journal.answered, request.id, answered_entry(request, outcome))
         try:
             self._lessons.answered(request, outcome)
@@ -394,7 +397,7 @@ class Serve:
         self, request: InferenceRequest, decision: Decision, prepared: Prepared, remote: RemoteReply
     ) -> Outcome:
         plan, reply = decision.chosen.plan, remote.reply
-        self._lessons.replied(request, plan, reply)
+        self._lessons.replied(request, plan, reply, remote.down_bytes)
         stages_ms = prepared.stages_ms | {
             "network": remote.network_ms,
             "cloud_queue": reply.queue_ms,

@@ -47,6 +47,8 @@ class RemoteReply:
     reply: Reply
     network_ms: float
     """Round trip without the companion's own time."""
+    down_bytes: int
+    """Of its payload."""
     decode_ms: float
     """Of the outputs, here; slowdown in."""
 
@@ -282,7 +284,13 @@ class Waiting:
             return False
         decode_ms = (time.perf_counter() - started_s) * 1000
         slowdown = self._planner.slowdown
-        answered = RemoteReply(outputs=outputs, reply=reply, network_ms=network_ms, decode_ms=decode_ms * slowdown)
+        answered = RemoteReply(
+            outputs=outputs,
+            reply=reply,
+            network_ms=network_ms,
+            down_bytes=down_bytes,
+            decode_ms=decode_ms * slowdown,
+        )
         if slowdown > 1.0:
             self._hold(answer, answered, decode_ms * (slowdown - 1.0))
         else:

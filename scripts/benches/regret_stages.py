@@ -52,6 +52,8 @@ DEADLINE_MS: Final = 60e3
 PAUSE_S: Final = 0.005
 """Between requests: the daemon's books are closed some milliseconds after an answer."""
 FORGIVEN_S: Final = 0.3
+_NO_STAGES: Final = frozenset({"total", "rest"})
+"""What the daemon clocks beside its stages: part of a request's overhead here."""
 """After an answer that the device had to give: until then the companion may be taken for one that is silent."""
 
 
@@ -240,10 +242,11 @@ def median_stages(measured: Sequence[Stages]) -> Stages:
 def _measured(client: Client, offer: Offer, plan: Plan, runs: int = RUNS) -> dict[str, float]:
     """Medians of its stages; Refused where it does not run."""
     answers = _answers(client, offer, plan, runs)
-    stages = {stage for answer in answers for stage in answer.timings_ms} - {"total"}
+    stages = {stage for answer in answers for stage in answer.timings_ms} - _NO_STAGES
     found = {stage: statistics.median(one.timings_ms.get(stage, 0.0) for one in answers) for stage in stages}
     found["overhead"] = statistics.median(
-        answer.took_ms - sum(ms for stage, ms in answer.timings_ms.items() if stage != "total") for answer in answers
+        answer.took_ms - sum(ms for stage, ms in answer.timings_ms.items() if stage not in _NO_STAGES)
+        for answer in answers
     )
     return found
 

@@ -19,7 +19,7 @@ RUNNERS_UP: Final = 5
 _STAGES_HERE: Final = dict.fromkeys(
     (
         *("queue", "activate", "image", "head", "encode", "up"),
-        *("cloud_queue", "cloud_decode", "tail", "down", "decode", "overlap"),
+        *("cloud_queue", "cloud_decode", "tail", "down", "decode", "rest", "overlap"),
     ),
     0.0,
 )
@@ -36,16 +36,16 @@ def estimate(
 ) -> PlanEstimate:
     """One plan of the table; `table` as for `predict`. `may_run`: it is known that nothing forbids it."""
     costs = table.costs[:, row]
-    queue_ms, image_ms, encode_ms, _, up_ms, down_ms, decode_ms, encoded_ms, reply_ms, head_ms, tail_ms, _, *calls = (
+    _, image_ms, encode_ms, _, up_ms, down_ms, decode_ms, encoded_ms, reply_ms, head_ms, tail_ms, _, *calls = (
         prediction.units * costs
     ).tolist()
     encode_call_ms, decode_call_ms, reply_call_ms = calls
     encode_ms, decode_ms, reply_ms = encode_ms + encode_call_ms, decode_ms + decode_call_ms, reply_ms + reply_call_ms
     opening_ms = float(observation.opening.run_ms[row]) if observation.opening is not None else 0.0
-    cloud_queue_ms = half_rtt_ms = ahead_ms = window_ms = crossing_bytes = 0.0
+    cloud_queue_ms = half_rtt_ms = ahead_ms = window_ms = crossing_bytes = there_ms = 0.0
     up_bytes = float(costs[Column.UP])
     if (remote := observation.remote) is not None and costs[Column.REMOTE]:
-        cloud_queue_ms, half_rtt_ms = remote.queue_ms, remote.link.rtt_ms / 2.0
+        cloud_queue_ms, half_rtt_ms, there_ms = remote.queue_ms, remote.link.rtt_ms / 2.0, remote.rest_ms
         ahead_ms = remote.link.up_ms_per_byte * remote.ahead_bytes
         if costs[Column.ENCODED]:
             up_bytes = float(facts.encoded_bytes)
@@ -56,7 +56,7 @@ def estimate(
         crossing_bytes = up_bytes + float(costs[Column.DOWN]) + 2 * REQUEST_METADATA_BYTES
     why_not = "" if may_run else never(table, facts, row) or not_now(table, observation, facts, prediction, row)
     stages_ms = {
-        "queue": queue_ms,
+        "queue": observation.edge_queue_ms,
         "activate": opening_ms,
         "image": image_ms,
         "head": head_ms,
@@ -67,6 +67,7 @@ def estimate(
         "tail": tail_ms,
         "down": half_rtt_ms + down_ms,
         "decode": reply_ms,
+        "rest": observation.rest_ms + there_ms,
         "overlap": 0.0,
     }
     power, prices, companion_ms = observation.power, observation.prices, decode_ms + tail_ms
@@ -74,7 +75,7 @@ def estimate(
         compute_ms=opening_ms + image_ms + head_ms + encode_ms + reply_ms,
         send_ms=up_ms,
         receive_ms=down_ms,
-        wait_ms=2 * half_rtt_ms + ahead_ms + window_ms + cloud_queue_ms + companion_ms,
+        wait_ms=2 * half_rtt_ms + ahead_ms + window_ms + cloud_queue_ms + companion_ms + there_ms,
     )
     predicted_ms, risk_ms = float(prediction.mean_ms[row]), float(prediction.risk_ms[row])
     if row in prediction.parts:
@@ -115,14 +116,15 @@ def here(table: PlanTable, observation: Observation, facts: RequestFacts) -> Pla
     whole_ms = slowdown * observation.alpha * table.whole_ms
     image_ms = slowdown * observation.image_ratio * observation.image_ms if facts.encoded_bytes else 0.0
     opening_ms = float(observation.opening.run_ms[LOCAL_ROW]) if observation.opening is not None else 0.0
-    queue_ms, power = observation.edge_queue_ms, observation.power
-    predicted_ms, sigma_ms = queue_ms + opening_ms + image_ms + whole_ms, observation.alpha_sigma * whole_ms
+    queue_ms, rest_ms, power = observation.edge_queue_ms, observation.rest_ms, observation.power
+    predicted_ms, sigma_ms = queue_ms + opening_ms + image_ms + whole_ms + rest_ms, observation.alpha_sigma * whole_ms
     return PlanEstimate(
         plan=LOCAL,
         predicted_ms=predicted_ms,
         risk_ms=predicted_ms + table.objective.sigmas * sigma_ms,
         sigma_ms=sigma_ms,
-        stages_ms=_STAGES_HERE | {"queue": queue_ms, "activate": opening_ms, "image": image_ms, "head": whole_ms},
+        stages_ms=_STAGES_HERE
+        | {"queue": queue_ms, "activate": opening_ms, "image": image_ms, "head": whole_ms, "rest": rest_ms},
         bytes=0,
         fidelity=None,
         allowed=True,

@@ -14,6 +14,7 @@ import math
 from typing import Final
 
 from split.plan.rate import Rate
+from split.plan.reply_bytes import ReplyBytes
 
 
 class MessageCost:
@@ -118,14 +119,15 @@ class MessageCost:
 
 class MessageCosts:
     """Of one model: encoding here and decoding there for each codec, decoding replies here; what calibrated codecs
-    send."""
+    send, what replies weigh."""
 
-    __slots__ = ("decode", "encode", "rates", "reply")
+    __slots__ = ("decode", "encode", "rates", "reply", "reply_bytes")
 
     def __init__(self) -> None:
         self.encode: dict[str, MessageCost] = {}
         self.decode: dict[str, MessageCost] = {}
         """The companion's, against what this device would take at its speed. Of pictures it is not: `image`."""
         self.reply = MessageCost()
+        self.reply_bytes = ReplyBytes()
         self.rates: dict[str, Rate] = {}
         """Of codecs whose bytes the inputs decide."""

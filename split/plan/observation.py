@@ -105,6 +105,8 @@ class RemoteView:
     """Plans whose segment the companion holds open."""
     ahead_bytes: int = 0
     """What other requests have still to send before this one's turn."""
+    rest_ms: float = 0.0
+    """What a request that travels takes beside all stages, more than one that stays (`rest.py`)."""
     payload_bytes_max: float = math.inf
     """The largest payload that it takes."""
     metered_left_bytes: float = math.inf
@@ -145,6 +147,8 @@ class Observation:
     """None: everything is open."""
     remote_why_not: str = ""
     """Why `remote` is None, as a sentence; empty when it is not."""
+    rest_ms: float = 0.0
+    """What every request takes beside all stages (`rest.py`)."""
     incumbent: int | None = None
     """Row of the plan that a challenger must beat (the one chosen last); None compares without stickiness."""
     power: Power = NO_POWER

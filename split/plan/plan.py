@@ -81,7 +81,8 @@ class PlanEstimate:
     """The quantile that is held against the deadline (≥ predicted_ms)."""
     stages_ms: Mapping[str, float]
     """queue, activate, image, head (the whole for local), encode, up, cloud_queue, cloud_decode, tail, down, decode,
-    and overlap (≤ 0: what parts spare by going through them at once); they sum up to predicted_ms."""
+    rest (what no stage has, `rest.py`) and overlap (≤ 0: what parts spare by going through them at once); they sum up
+    to predicted_ms."""
     bytes: int
     """Payload bytes up."""
     fidelity: float | None

@@ -1,13 +1,14 @@
 """What every plan of a model would cost in the state of this moment: one matrix product over the table's columns.
 
     latency = opening + queue_edge + image + α·head + encode + rtt + up·(ahead + bytes) + slow_start(bytes)
-            + queue_cloud + β·(decode + tail) + down·bytes + reply
+            + queue_cloud + β·(decode + tail) + down·bytes + reply + rest
 
-Encode, decode and reply each are a call and a share by size (`message_cost.py`). Device stages are multiplied by the
+Encode, decode and reply each are a call and a share by size (`message_cost.py`), the rest is what no stage has
+(`rest.py`): as much for every plan, and more for those that travel. Device stages are multiplied by the
 emulated slowdown. Risk is the quantile of it that the objective holds against the
 deadline, mean + `Objective.sigmas` · σ. The way out is the end of a local finish that begins when nothing has come:
 
-    way out = opening + queue_edge + image + α·head + encode + opening of the rest + α·(what is missing) + margins
+    way out = opening + queue_edge + rest + image + α·head + encode + opening and α·(what is missing) + margins
 
 Joules, money and the work that a plan brings to busy stations are sums over what each station does for it, so much for
 every ms of it (`STATIONS`).
@@ -129,14 +130,27 @@ def _units(observation: Observation, facts: RequestFacts) -> list[float]:
     image = observation.slowdown * observation.image_ratio * observation.image_ms if facts.encoded_bytes else 0.0
     remote = observation.remote
     if remote is None:
-        here = (observation.edge_queue_ms, image, device, 0.0, 0.0, 0.0, 0.0, 0.0, device, head, 0.0, 0.0)
+        here = (
+            observation.edge_queue_ms + observation.rest_ms,
+            image,
+            device,
+            0.0,
+            0.0,
+            0.0,
+            0.0,
+            0.0,
+            device,
+            head,
+            0.0,
+            0.0,
+        )
         return [*here, device, 0.0, device]
     link = remote.link
     return [
-        observation.edge_queue_ms,
+        observation.edge_queue_ms + observation.rest_ms,
         image,
         device,
-        link.rtt_ms + link.up_ms_per_byte * remote.ahead_bytes + remote.queue_ms,
+        link.rtt_ms + link.up_ms_per_byte * remote.ahead_bytes + remote.queue_ms + remote.rest_ms,
         link.up_ms_per_byte,
         link.down_ms_per_byte,
         remote.beta * remote.speed_ratio,
@@ -162,7 +176,8 @@ def _at_rates(
     waiting: float = 0.0,
 ) -> list[float]:
     """[Column]: of something that a plan takes so much of for every ms of each station, which does one request at a
-    time, and of waiting for round trip and queue beside them. `expected`: `_units`; `encoded_ms`: of `_encoded_ms`."""
+    time, and of waiting for round trip, queue and rest beside them. `expected`: `_units`; `encoded_ms`: of
+    `_encoded_ms`."""
     _, image, encode, remote, sent, received, decode, _, reply, head, tail, _, encode_call, decode_call, reply_call = (
         expected
     )

@@ -35,7 +35,7 @@ class Column(IntEnum):
     """Rows of `PlanTable.costs`: what each plan costs per unit of state (see `predict.py` for the units)."""
 
     ALL = 0
-    """1 everywhere: the edge queue."""
+    """1 everywhere: the edge queue, and what every request takes beside its stages."""
     IMAGE = 1
     """1 where the device decodes a picture that came encoded."""
     ENCODE = 2
@@ -91,7 +91,8 @@ _SPREAD_GROWS: Final = np.array(
     )
 )
 """The same for the rows of `PlanTable.spread`, the product of two."""
-_SPREAD_UP, _SPREAD_UP2, _SPREAD_UP_DOWN, _SPREAD_HEAD, _SPREAD_TAIL, _SPREAD_SIGMA2 = 1, 3, 4, 8, 9, 10
+_SPREAD_UP, _SPREAD_DOWN, _SPREAD_UP2, _SPREAD_UP_DOWN, _SPREAD_DOWN2, _SPREAD_ENCODED_DOWN = 1, 2, 3, 4, 5, 7
+_SPREAD_HEAD, _SPREAD_TAIL, _SPREAD_SIGMA2 = 8, 9, 10
 
 ESTIMATE_SIGMA: Final = 0.06
 """Relative scatter of an estimated head: its mean error is held under 5 % (`scripts/bench costmodel`), a mean error is
@@ -194,7 +195,8 @@ class PlanTable:
         return replace(self, costs=costs, spread=spread, doubt=doubt)
 
     def with_messages(self, profiled: PlanTable, costs: MessageCosts) -> PlanTable:
-        """The same plans with coding times as they were learned; `profiled`: the table they were learned against."""
+        """The same plans with coding times and replies' bytes as they were learned; `profiled`: the table they were
+        learned against."""
         found = self.costs.copy()
         coding = [Column.ENCODE, Column.ENCODE_CALL, Column.CLOUD_DECODE, Column.DECODE_CALL]
         found[coding] = profiled.costs[coding]
@@ -206,15 +208,18 @@ class PlanTable:
                 rows = np.array([plan.codec == codec for plan in self.plans])
                 found[column, rows] = cost.ratio * profiled.costs[column, rows]
                 found[call, rows] = cost.call_ms
-        found[Column.REPLY] = costs.reply.ratio * profiled.costs[Column.REPLY]
+        down_ratio = costs.reply_bytes.ratio
+        found[Column.DOWN] = down_ratio * profiled.costs[Column.DOWN]
+        found[Column.REPLY] = down_ratio * costs.reply.ratio * profiled.costs[Column.REPLY]
         found[Column.REPLY_CALL] = costs.reply.call_ms * found[Column.REMOTE]
-        if not costs.rates:
-            return replace(self, costs=found)
         up_ratio = np.ones(len(self))
         for codec, rate in costs.rates.items():
             if (of_codec := self.with_codec.get(codec)) is not None:
                 up_ratio[of_codec] = rate.ratio
         spread = self.spread.copy()
+        down = found[Column.DOWN]
+        spread[_SPREAD_DOWN], spread[_SPREAD_DOWN2] = down, down * down
+        spread[_SPREAD_ENCODED_DOWN] = down * found[Column.ENCODED]
         _send(found, spread, self.bounded, up_ratio)
         return replace(self, costs=found, spread=spread, up_ratio=up_ratio)
 

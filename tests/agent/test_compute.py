@@ -72,6 +72,18 @@ async def test_among_those_waiting_the_earliest_deadline_goes_first_and_equals_i
     assert order == ["soon", "first of two", "second of two", "late"]
 
 
+async def test_a_job_waits_for_others_and_not_for_the_worker_to_wake_up(compute: Compute) -> None:
+    alone = await compute.run(lambda: 1, deadline_at_s=1.0, expected_ms=0.0)
+    assert alone.queue_ms == 0.0
+    gate, busy = await blocked(compute)
+    behind = compute.run(lambda: 2, deadline_at_s=1.0, expected_ms=0.0)
+    next_one = compute.run(lambda: 3, deadline_at_s=2.0, expected_ms=0.0)
+    gate.may_end.set()
+    await busy
+    assert (await behind).queue_ms > 0.0
+    assert (await next_one).queue_ms > 0.0
+
+
 async def test_a_waiter_that_is_cancelled_is_never_run_and_keeps_nothing_alive(compute: Compute) -> None:
     class Tensor:
         pass

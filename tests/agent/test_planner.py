@@ -277,6 +277,33 @@ def test_what_a_request_of_other_sizes_teaches_holds_for_all_sizes() -> None:
     assert planner.finish_ms("m", None, large) == pytest.approx(1_200.0, rel=0.05)
 
 
+def test_a_reply_whose_bytes_were_told_far_from_the_profiled_sizes_corrects_them() -> None:
+    """Profiled with one element, whose 4,000 bytes of output were taken to grow with it: of a million, 4 GB are told.
+    They are 8,000 bytes whatever the size."""
+    by_n = Elements(extents=(0,))
+    growth = Growth(
+        monomials=((),),
+        extents=(Extent(0, (Step(0, 1, 0, 1),)),),
+        whole_work=(1.0,),
+        outputs=(by_n,),
+        cuts={CUT: CutGrowth(head_work=(0.5,), crossing=(Elements(),))},
+    )
+    planner, n = connected_planner(), 1_000_000
+    card = msgspec.structs.replace(CARD, inputs=(TensorSpec(name="x", dtype="FP32", shape=(1, "n")),), growth=growth)
+    profile = msgspec.structs.replace(PROFILE, dims={"n": 1}, sizes=(1,), output_bytes=4_000)
+    planner.add_model("m", card, profile, CONTRACT)
+    planner.companion_ready("m", 10.0, 0.5)
+    planner.segment_ready("m", CUT, 7.0)
+    large = RequestFacts(budget_ms=1e9, sizes=(n,), mode=Placement.SPLIT)
+    assert choose(planner, large).chosen.stages_ms["down"] > 30_000.0
+    planner.observe_reply_bytes("m", large, SPLIT, 8_000)
+    decision = choose(planner, large)
+    assert planner.reply_bytes("m", SPLIT, large) == pytest.approx(8_000, rel=0.1)
+    half_rtt_ms = decision.link["rtt_ms"] / 2
+    down_ms = 8_000 * 0.008 / decision.link["down_mbit_s"]
+    assert decision.chosen.stages_ms["down"] == pytest.approx(half_rtt_ms + down_ms, rel=0.1)
+
+
 def test_sizes_far_from_the_profiled_ones_teach_nothing_about_those() -> None:
     planner = Planner()
     by_n = Elements(extents=(0,))

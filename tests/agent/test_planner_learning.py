@@ -17,6 +17,7 @@ from split.plan.plan import LOCAL, Placement, PlanEstimate
 from split.plan.power import PowerModel
 from split.plan.probing import PING_BURST_BYTES, PING_COST_BYTES, PROBE_BURST_BYTES
 from split.plan.slow_start import SendWindow
+from split.plan.table import PlanTable
 from split.profiles.measured import CodecCosts, Point
 from split.profiles.radio import Radio
 from tests.agent.test_planner import CARD, CONTRACT, PROFILE, TENSOR, choose, connected_planner, knowing_planner
@@ -54,6 +55,74 @@ def test_a_plan_that_waits_for_tcps_window_is_predicted_so_and_small_payloads_wi
     planner.connected(max_message_bytes=1 << 28)  # another connection: nothing is known of its window yet
     planner.companion_ready("m", 10.0, 0.5)
     assert choose(planner, forced).chosen.predicted_ms == pytest.approx(before.predicted_ms, rel=0.05)
+
+
+def test_a_tiny_model_whose_difference_lies_beside_all_stages_stays_here() -> None:
+    """Silero-VAD, 200 Mbit/s, a device 20 times slower, as `bench regret` found it: by stages 11.0 ms here and 9.9 at
+    the companion, where callers waited 14.4 and 16.2: 3.4 and 6.3 ms lay in none."""
+    profile = msgspec.structs.replace(
+        PROFILE,
+        whole_ms=11.0 / 20,
+        cuts=(),
+        input_codecs=(CodecCosts(codec="raw", bytes=3_000, encode_ms=3.2 / 20, decode_ms=0.05),),
+    )
+
+    def silero() -> Planner:
+        planner = Planner(slowdown=20.0)
+        planner.add_model("m", CARD, profile, CONTRACT)
+        planner.connected(max_message_bytes=1 << 28)
+        planner.companion_ready("m", 0.55, 0.0)
+        for n in range(10):
+            planner.observe_ping(6.0, n * 0.1)
+            planner.observe_transfer(3_000, 40, 6.13, n * 0.1 + 0.05)
+        return planner
+
+    assert choose(silero()).chosen.plan == OFFLOAD
+    planner = silero()
+    for _ in range(6):
+        planner.observe_rest("m", LOCAL, 3.4)
+        planner.observe_rest("m", OFFLOAD, 6.3)
+    planner.observe_rest("other", OFFLOAD, 1.0)  # unloaded meanwhile
+    here = choose(planner).chosen
+    assert here.plan == LOCAL
+    assert here.stages_ms["rest"] == pytest.approx(3.4)
+    there = choose(planner, dataclasses.replace(TENSOR, mode=Placement.OFFLOAD)).chosen
+    assert there.stages_ms["rest"] == pytest.approx(6.3)
+    for one in (here, there):
+        assert sum(one.stages_ms.values()) == pytest.approx(one.predicted_ms)
+    planner.companion_lost("gone")  # without a companion it is the same sum, in scalars
+    alone = choose(planner).chosen
+    assert alone.stages_ms == pytest.approx(dict(here.stages_ms))
+    assert alone.predicted_ms == pytest.approx(here.predicted_ms)
+
+
+def test_replies_that_weigh_a_thousand_times_what_was_told_are_expected_so_after_one() -> None:
+    """The profile tells 40 bytes down; 40,000 come. At 100 Mbit/s they take 3.2 ms."""
+    planner = connected_planner()
+    forced = dataclasses.replace(TENSOR, mode=Placement.OFFLOAD)
+    told_ms, to_decode_ms = (choose(planner, forced).chosen.stages_ms[stage] for stage in ("down", "decode"))
+    rate = choose(planner, forced).link["down_mbit_s"]
+    planner.observe_reply_bytes("m", TENSOR, OFFLOAD, 40_000)
+    found = choose(planner, forced).chosen
+    assert found.stages_ms["down"] - told_ms == pytest.approx((40_000 - 40) * 0.008 / rate, rel=0.1)
+    assert found.stages_ms["decode"] == pytest.approx(1000 * to_decode_ms, rel=0.1)
+    assert planner.reply_bytes("m", OFFLOAD, TENSOR) == 40_000
+    assert planner.reply_bytes("m", SPLIT, TENSOR) == 40_000  # the same outputs, made behind the cut
+    assert sum(found.stages_ms.values()) == pytest.approx(found.predicted_ms)
+    profiled_so = PlanTable.build(CARD, msgspec.structs.replace(PROFILE, output_bytes=40_000), CONTRACT)
+    of_bytes = [n for n in range(len(profiled_so.spread)) if n not in (8, 9)]  # without compute, of another companion
+    np.testing.assert_allclose(planner._model("m").table.spread[of_bytes], profiled_so.spread[of_bytes])
+
+
+def test_replies_that_vary_are_expected_at_their_mean() -> None:
+    """A detector that answers with 20 to 60 KB, by what it sees; 40 bytes were told."""
+    planner = connected_planner()
+    for came_bytes in (20_000, 60_000, 40_000, 24_000, 56_000):
+        planner.observe_reply_bytes("m", TENSOR, SPLIT, came_bytes)
+    assert planner.reply_bytes("m", SPLIT, TENSOR) == 40_000
+    planner.observe_reply_bytes("m", TENSOR, LOCAL, 1)  # nothing travels
+    planner.observe_reply_bytes("other", TENSOR, SPLIT, 1)  # unloaded meanwhile
+    assert planner.reply_bytes("m", SPLIT, TENSOR) == 40_000
 
 
 def test_a_plan_that_was_left_after_slow_runs_is_not_held_to_them_for_good() -> None:

@@ -198,6 +198,9 @@ class SteadyPlanner(Planner):
     def observe_edge(self, name: str, plan: Plan, stage: str, measured_ms: float) -> None:
         return None
 
+    def observe_rest(self, name: str, plan: Plan, measured_ms: float) -> None:
+        """Here it is the time of the virtual worker, which no stage has clocked."""
+
 
 class Lab:
     """A daemon's middle and a companion that does as it is told. `rows`: None, or the batch of its requests, which the
@@ -459,6 +462,57 @@ def test_a_companion_that_answers_in_time_makes_the_answer(tmp_path: Path, mode:
             assert outcome.ran.placement is Placement(mode)
             assert outcome.fallback == ""
             assert outcome.stages_ms["tail"] == 6.0
+
+    run_in_virtual_time(story())
+
+
+def unclocked(cloud_ms: float) -> Behaviour_:
+    """A companion that had the request for so long, 6 ms of it in the tail, and its reply comes after 20 ms."""
+
+    async def behave(lab: Lab, channel: MemoryChannel, infer: Infer, payload: memoryview) -> None:
+        await asyncio.sleep(0.02)
+        reply, parts = answer(lab, infer, payload)
+        channel.send(msgspec.structs.replace(reply, cloud_ms=cloud_ms), parts)
+
+    return behave
+
+
+def test_what_no_stage_has_is_the_rest_and_teaches_the_planner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """7 ms more at the companion beside its stages are 7 ms less of the network and 7 ms more of the rest; the body,
+    which was 5 ms behind its header, had come before anything was decided."""
+    learned: list[tuple[str, float]] = []
+    for module in (stages, waiting):  # the real clock stands still: what it clocks is no virtual time
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: 0.0))
+    monkeypatch.setattr(SteadyPlanner, "observe_rest", lambda _, name, plan, ms: learned.append((str(plan), ms)))
+
+    async def asked(behave: Behaviour_, mode: str, came_in_ms: float = 0.0) -> Outcome:
+        async with Lab(tmp_path, behave=behave) as lab:
+            now_s = asyncio.get_running_loop().time()
+            with lab.intake.admit(
+                lab.model,
+                {"x": lab.x},
+                (),
+                RequestOptions(deadline_ms=1000.0, mode=mode, cut=lab.cut if mode == "split" else None),
+                received_at_s=now_s - came_in_ms / 1000,
+                now_s=now_s,
+            ) as request:
+                outcome = await lab.serve.infer(request)
+            lab.serve.settle_books()
+            return outcome
+
+    async def story() -> None:
+        quick, slow = await asked(unclocked(6.0), "offload"), await asked(unclocked(13.0), "offload", came_in_ms=5.0)
+        assert quick.stages_ms["network"] - slow.stages_ms["network"] == pytest.approx(7.0)
+        assert slow.stages_ms["rest"] - quick.stages_ms["rest"] == pytest.approx(7.0)
+        assert sum(quick.stages_ms.values()) == pytest.approx(quick.total_ms)
+        assert sum(slow.stages_ms.values()) + 5.0 == pytest.approx(slow.total_ms)
+        here = await asked(unclocked(6.0), "local")
+        assert sum(here.stages_ms.values()) == pytest.approx(here.total_ms)
+        assert learned == [(str(one.ran), pytest.approx(one.stages_ms["rest"])) for one in (quick, slow, here)]
+        failed = await asked(refuses, "split")
+        assert failed.fallback
+        assert "rest" not in failed.stages_ms
+        assert len(learned) == 3
 
     run_in_virtual_time(story())
 

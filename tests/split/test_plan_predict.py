@@ -46,7 +46,7 @@ def random_table(rng: np.random.Generator) -> PlanTable:
 
 
 def random_state(rng: np.random.Generator, plans: int) -> Observation:
-    draw: list[float] = rng.lognormal(0.0, 1.0, 12).tolist()
+    draw: list[float] = rng.lognormal(0.0, 1.0, 14).tolist()
     flip: list[float] = rng.random(8).tolist()
     root = rng.normal(0.0, 1.0, (3, 3)) * np.array([[2.0], [1e-4], [2e-4]])
     (rr, ru, rd), (_, uu, ud), (_, _, dd) = (root @ root.T).tolist()
@@ -68,11 +68,13 @@ def random_state(rng: np.random.Generator, plans: int) -> Observation:
         queue_sigma_ms=draw[6],
         opened=np.ones(plans, dtype=np.bool_),
         ahead_bytes=int(5_000 * draw[7]) if flip[1] < 0.5 else 0,
+        rest_ms=draw[12],
     )
     backlog = Backlog(device_ms=20 * draw[8], link_ms=20 * draw[9], companion_ms=5 * draw[10])
     opening = Opening(run_ms=rng.exponential(5.0, plans), finish_ms=rng.exponential(5.0, plans))
     return Observation(
         edge_queue_ms=5 * draw[11],
+        rest_ms=draw[13],
         slowdown=[1.0, 2.0, 5.0][int(3 * flip[2])],
         alpha=draw[0],
         alpha_sigma=0.1,
@@ -117,11 +119,11 @@ def added_up(table: PlanTable, state: Observation, facts: RequestFacts, row: int
     window = 0.0
     if link.slow_start is not None:
         window = link.slow_start.extra_ms[sum(sent > after for after in link.slow_start.after_bytes)]
-    once = travels * (link.rtt_ms + link.up_ms_per_byte * remote.ahead_bytes + remote.queue_ms)
+    once = travels * (link.rtt_ms + link.up_ms_per_byte * remote.ahead_bytes + remote.queue_ms + remote.rest_ms)
     device = cost["image"] * image + head + encode + reply
     opening = state.opening.run_ms[row] if state.opening is not None else 0.0
     finish = state.slowdown * state.opening.finish_ms[row] if state.opening is not None else 0.0
-    mean = opening + state.edge_queue_ms + device + once + up + window + companion + down
+    mean = opening + state.edge_queue_ms + state.rest_ms + device + once + up + window + companion + down
     rr, ru, rd, uu, ud, dd = link.covariance
     u, d = sent if travels else 0.0, cost["down"]
     variance = (
@@ -131,7 +133,7 @@ def added_up(table: PlanTable, state: Observation, facts: RequestFacts, row: int
     )  # fmt: skip
     # A picture that travelled is prepared here after all.
     missing = (1 + MARGIN_RATIO) * state.slowdown * state.alpha * cost["finish"]
-    before = state.edge_queue_ms + max(cost["image"], encoded) * image + head + encode
+    before = state.edge_queue_ms + state.rest_ms + max(cost["image"], encoded) * image + head + encode
     waited = once + window + companion
     return Sum(
         mean_ms=mean,

@@ -250,6 +250,7 @@ class Ours(Policy):
             decode_ms=stages_ms["decode"] / self._view.world.slowdown,
         )
         facts = _facts(outcome.arrival)
+        self._planner.observe_reply_bytes(model, facts, plan, down_bytes)
         tail_ms = self._planner.as_profiled_ms(model, facts, plan, "tail", stages_ms["tail"])
         decode_ms = self._planner.as_profiled_ms(model, facts, plan, "cloud_decode", stages_ms["cloud_decode"])
         self._planner.observe_cloud(model, plan, stages_ms["cloud_queue"], tail_ms, decode_ms)
