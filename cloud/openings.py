@@ -1,5 +1,5 @@
-"""What one session brought and opened: models on their way, their golden runs, the cuts that may be asked for. Requests
-are the session's own business.
+"""What one session brought and opened: models on their way, the cuts that may be asked for. How they are tried first is
+`golden.py`'s, requests are `requests.py`'s.
 
 A step that takes long (hashes, cutting, golden runs) is a task of the session's group; its failure becomes a Refused
 and the session lives on.
@@ -10,23 +10,19 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import math
-import statistics
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from cloud.calibrations import CALIBRATIONS_MAX, Calibrations, check_offer, read_offered
 from cloud.companion import Companion
-from cloud.executor import Done, Work
+from cloud.golden import GoldenRuns, golden_of
+from cloud.opened import Opened
 from cloud.segments import PreparedModel
 from cloud.uploads import Wanted
-from split.codec.golden import golden_inputs, sample
-from split.codec.payload import decode, encode
 from split.errors import CompanionRefused, InvalidRequest, IsthmusError, Overloaded
 from split.ids import OFFLOAD_CUT, CutId
-from split.tensor import Array, Tensors, TensorSpec, dtype_name
+from split.tensor import Tensors
 from split.wire.limits import MESSAGE_OVERHEAD_BYTES
 from split.wire.messages import (
     Message,
@@ -41,8 +37,6 @@ from split.wire.messages import (
 
 log = logging.getLogger(__name__)
 
-GOLDEN_RUNS = 3
-"""Timed golden runs after one that opens and warms up; the median of three shrugs off one disturbance."""
 MAX_MODELS = 256
 """Models of one session; a device with more in use at once is broken."""
 MAX_SETUPS = 64
@@ -50,28 +44,11 @@ MAX_SETUPS = 64
 WAITING_BYTES = 4 << 20
 """Offers and pieces of models that wait for the disk; beyond it the session takes nothing more, and its device sends
 nothing more by and by. So requests wait for the disk only where that is slower than the link."""
-MAX_GOLDEN_BYTES = 64 << 20
-"""Golden inputs as decoded: a few pictures."""
 LOG_S = 1.0
 LOG_LINES = 32.0
 """A session's lines about what was refused: one a second, so many at once (each of a model's cuts may have its own)."""
 MAX_TEXT = 2000
 """Characters of a refusal: some name what came, and what came may be long."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Opened:
-    """A tail, or the whole model, that this session may ask for."""
-
-    path: Path
-    feeds: tuple[TensorSpec, ...]
-    """Tensors it takes: the boundary and the inputs the tail needs, or the model's inputs."""
-    outputs: tuple[str, ...]
-    """Outputs made here."""
-    model_outputs: frozenset[str]
-    """All outputs of the model: asking for one that the head made is right, answering it is the device's."""
-    expected_ms: float = 0.0
-    """Of the next run."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,6 +88,7 @@ class Openings:
         self._companion = companion
         self._group = group
         self._send = send
+        self._golden = GoldenRuns(device, companion.executor)
         self._offered: dict[str, _Offered] = {}
         self.calibrations = Calibrations(self._drop)
         self._refused: set[str] = set()
@@ -273,22 +251,16 @@ class Openings:
             if error.code == "DIGEST_MISMATCH":
                 await shared.on_disk(lambda: shared.store.remove(offer.digest))
             raise
-        golden = await asyncio.to_thread(_golden_of, offer, model.card.inputs)
-        whole = Opened(
-            path=model.path,
-            feeds=model.card.inputs,
-            outputs=tuple(spec.name for spec in model.card.outputs),
-            model_outputs=frozenset(spec.name for spec in model.card.outputs),
-        )
+        golden = await asyncio.to_thread(golden_of, offer, model.card.inputs)
         async with self._at_bench:
             await shared.segments.rehearse(model, golden)
-        outputs = await self._golden_run(whole, golden)
+        whole, outputs = await self._golden.whole(model, golden)
         offered.model, offered.golden = model, golden
         offered.opened[OFFLOAD_CUT] = whole
         shared.metrics.models_ready.inc()
         log.info("model ready device=%s digest=%s whole_ms=%.2f", self._device, offer.digest, whole.expected_ms)
         # image_ms stays 0, unknown: what pictures will come is the contract's, the replies will tell.
-        offered.ready = ModelReady(digest=offer.digest, golden=_joined(sample(outputs)), whole_ms=whole.expected_ms)
+        offered.ready = ModelReady(digest=offer.digest, golden=outputs, whole_ms=whole.expected_ms)
         self._send(offered.ready)
 
     async def _calibrate(self, offered: _Offered) -> None:
@@ -318,25 +290,7 @@ class Openings:
         async with self._at_bench:
             card = await self._companion.segments.cut(model, CutId(wanted.cut), wanted.node_bitmap)
             await self._companion.segments.rehearse(model, golden, card.id)
-        by_name = {spec.name: spec for spec in model.card.inputs}
-        boundary = tuple(spec.name for spec in card.boundary)
-        head = Opened(
-            path=model.head(card.id),
-            feeds=tuple(by_name[name] for name in card.head_inputs),
-            outputs=tuple(dict.fromkeys((*boundary, *card.head_outputs))),
-            model_outputs=frozenset(spec.name for spec in model.card.outputs),
-        )
-        tail = Opened(
-            path=model.tail(card.id),
-            feeds=(*card.boundary, *(by_name[name] for name in card.tail_inputs)),
-            outputs=card.tail_outputs,
-            model_outputs=frozenset(spec.name for spec in model.card.outputs),
-        )
-        made = await self._golden_run(head, {name: golden[name] for name in card.head_inputs}, times=0)
-        feeds = {name: made[name] for name in boundary} | {name: golden[name] for name in card.tail_inputs}
-        check_feeds(feeds, tail.feeds)
-        outputs = await self._golden_run(tail, feeds)
-        self._companion.executor.forget(head.path)  # heads run on devices
+        tail, outputs = await self._golden.cut(model, card, golden)
         offered.opened[card.id] = tail
         log.debug(
             "segment ready device=%s digest=%s cut=%s tail_ms=%.2f",
@@ -345,29 +299,7 @@ class Openings:
             card.id,
             tail.expected_ms,
         )
-        self._send(
-            SegmentReady(
-                digest=wanted.digest, cut=card.id, golden=_joined(sample(made | outputs)), tail_ms=tail.expected_ms
-            )
-        )
-
-    async def _golden_run(self, opened: Opened, feeds: Tensors, *, times: int = GOLDEN_RUNS) -> Tensors:
-        """Open and run once, then `times` more for `opened.expected_ms` (their median); the first run's outputs."""
-        executor = self._companion.executor
-        await executor.open(opened.path)
-        runs: list[Done] = []
-        for _ in range(1 + times):
-            work = Work(
-                path=opened.path,
-                feeds=feeds,
-                outputs=opened.outputs,
-                device=self._device,
-                deadline_at_s=math.inf,
-                expected_ms=opened.expected_ms,
-            )
-            runs.append(await executor.run(work))
-        opened.expected_ms = statistics.median(run.run_ms for run in runs[1:] or runs)
-        return runs[0].outputs
+        self._send(SegmentReady(digest=wanted.digest, cut=card.id, golden=outputs, tail_ms=tail.expected_ms))
 
     def _begin(self, work: Callable[[], Awaitable[None]], *, digest: str, cut: str = "") -> asyncio.Task[None] | None:
         """Run one set-up step beside the requests; its failure becomes a Refused. None when there are too many, or
@@ -443,24 +375,6 @@ def _held_bytes(message: ModelOffer | ModelChunk | SegmentOpen, data: memoryview
     return own_bytes + MESSAGE_OVERHEAD_BYTES
 
 
-def _golden_of(offer: ModelOffer, inputs: Sequence[TensorSpec]) -> Tensors:
-    """The golden inputs that came with the offer, or the built-in ones of its dims."""
-    if offer.golden:
-        golden = decode(memoryview(offer.golden), max_bytes=MAX_GOLDEN_BYTES)
-        check_feeds(golden, inputs)
-        return golden
-    size = sum(spec.nbytes(offer.dims) for spec in inputs)
-    if size > MAX_GOLDEN_BYTES or any(dim < 0 for dim in offer.dims.values()):
-        raise InvalidRequest(
-            f"golden inputs of these dims would have {size} bytes, at most {MAX_GOLDEN_BYTES} are; give smaller ones"
-        )
-    return golden_inputs(inputs, offer.dims)
-
-
-def _joined(tensors: Tensors) -> bytes:
-    return b"".join(bytes(part) for part in encode(tensors, "raw"))
-
-
 def refusal_of(error: Exception) -> IsthmusError:
     """What a device is told of a failure. A bug of ours (or no memory) is logged with its traceback, and concerns only
     the request or set-up that met it: the session lives."""
@@ -476,22 +390,3 @@ def _storage_error(error: OSError) -> CompanionRefused:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return CompanionRefused("DISK_FULL", f"the companion's disk is full ({error.strerror})")
     return CompanionRefused("STORAGE_FAILED", f"the companion cannot store this: {error.strerror or error}")
-
-
-def check_feeds(feeds: Mapping[str, Array], specs: Sequence[TensorSpec]) -> None:
-    """InvalidRequest unless `feeds` are exactly these tensors by name, element type and rank.
-
-    Sizes are not compared: a boundary's shape is known only as far as shape inference went; the runtime checks them.
-    """
-    wanted = {spec.name: spec for spec in specs}
-    if feeds.keys() != wanted.keys():
-        raise InvalidRequest(
-            f"expected the tensors {', '.join(sorted(wanted)) or 'none'}, got {', '.join(sorted(feeds)) or 'none'}"
-        )
-    for name, array in feeds.items():
-        spec = wanted[name]
-        if dtype_name(array.dtype) != spec.dtype or array.ndim != len(spec.shape):
-            raise InvalidRequest(
-                f"tensor {name!r} must have datatype {spec.dtype} and {len(spec.shape)} dims, got "
-                f"{dtype_name(array.dtype)} and shape {list(array.shape)}"
-            )

@@ -18,7 +18,8 @@ import msgspec
 
 from cloud.companion import Companion
 from cloud.executor import Work
-from cloud.openings import MAX_TEXT, Opened, Openings, check_feeds, refusal_of
+from cloud.opened import Opened, check_feeds
+from cloud.openings import MAX_TEXT, Openings, refusal_of
 from split.codec.image import ImageSpec, decoding_bytes, prepare_image
 from split.codec.klt import BoundaryTables
 from split.codec.payload import SPOKEN, decode, decoded_bytes, encode

@@ -41,9 +41,9 @@ async def test_a_cut_made_on_demand_that_was_damaged_is_made_again(house, chain,
 
 async def test_golden_inputs_are_made_beside_the_event_loop(house, chain, monkeypatch):
     made_in: list[threading.Thread] = []
-    real = cloud.openings._golden_of
+    real = cloud.openings.golden_of
     monkeypatch.setattr(
-        "cloud.openings._golden_of", lambda *given: made_in.append(threading.current_thread()) or real(*given)
+        "cloud.openings.golden_of", lambda *given: made_in.append(threading.current_thread()) or real(*given)
     )
     await house.connect().bring(chain)
     assert made_in
