@@ -54,7 +54,7 @@ from split.workbench.coded_cut import DECODED_BYTES_MAX, CodedCut, Halves, HeldO
 from split.workbench.curves import curve, point, trace
 from split.workbench.cut import candidate_cuts, describe, settle
 from split.workbench.planes import layouts_of
-from split.workbench.sources import Request, Source, dealt, folds_of, read_sources, spread
+from split.workbench.sources import FOLDS, Request, Source, dealt, folds_of, read_sources, spread
 from split.workbench.worth_coding import PICTURE_BYTES, TRANSFORMED_MAX, Worth, choose, rank
 
 log = logging.getLogger(__name__)
@@ -76,8 +76,8 @@ RANKED_ON: Final = 3
 RANKED_BYTES_MAX: Final = 128 << 20
 """Activations looked at in one run."""
 LEARNT_MAX: Final = 128
-"""Requests (views of sources) that statistics come from, and their memory:"""
 LEARNT_BYTES_MAX: Final = 192 << 20
+"""Requests (views of sources) that statistics come from, and their memory, one of each fold at least."""
 HELD_OUT_MAX: Final = 24
 HELD_OUT_MIN: Final = 6
 CUTS_MIN: Final = 3
@@ -298,7 +298,7 @@ class _Bench:
     def learnt(self, cut: Cut) -> list[tuple[int, Request]]:
         """The requests that this cut's statistics come from, with their folds."""
         size = max(crossing_bytes(self.model, cut), 1)
-        return spread(self.sources, max(min(LEARNT_MAX, LEARNT_BYTES_MAX // size), len(self.sources)))
+        return spread(self.sources, max(min(LEARNT_MAX, LEARNT_BYTES_MAX // size), FOLDS))
 
     @contextmanager
     def opened(self, cut: Cut) -> Iterator[Halves]:

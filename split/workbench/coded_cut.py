@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 DECODED_BYTES_MAX: Final = 1 << 40
 FRAMING_BYTES: Final = 64
 """What is not held against a payload."""
+KEPT_BYTES_MAX: Final = 192 << 20
+"""Of what crosses for the requests held out; what is more is made again at each level."""
 LAYOUT_BY: Final = 3
 """Requests by which a layout is told."""
 _NO_DIGEST: Final = "0" * 64
@@ -148,11 +150,11 @@ class CodedCut:
     def curve(self, held_out: Sequence[HeldOut], fidelity: Fidelity) -> Curve:
         """Rate against fidelity around that of the contract."""
         coders = [BoundaryTables(self.tables(fold), _NO_DIGEST) for fold in range(self._folds)]
-        crossing = [self._halves.crossing(request.inputs()) for request in held_out]
+        crossing = self._crossing_again(held_out)
 
         def at(level: int) -> Point:
             sizes, outputs = [], []
-            for request, (travels, made) in zip(held_out, crossing, strict=True):
+            for request, (travels, made) in zip(held_out, crossing(), strict=True):
                 coder = coders[request.fold]
                 payload = b"".join(encode_klt(travels, coder, level))
                 sizes.append(len(payload))
@@ -179,10 +181,29 @@ class CodedCut:
             finest=0,
             measure=fidelity.measure,
             bound=fidelity.bound,
-            bytes_max=FRAMING_BYTES
-            + sum(array.nbytes for array in crossing[0][0].values()) / 4,  # int8, which is closer
+            bytes_max=FRAMING_BYTES + _nbytes(next(crossing())[0]) / 4,  # int8, which is closer
         )
         return curve(points, len(held_out))
+
+    def _crossing_again(self, held_out: Sequence[HeldOut]) -> Callable[[], Iterator[tuple[Tensors, Tensors]]]:
+        """`Halves.crossing` of each request, as often as it is asked for."""
+        kept: list[tuple[Tensors, Tensors]] = []
+        left = KEPT_BYTES_MAX
+
+        def each() -> Iterator[tuple[Tensors, Tensors]]:
+            nonlocal left
+            for number, request in enumerate(held_out):
+                if number < len(kept):
+                    yield kept[number]
+                    continue
+                found = self._halves.crossing(request.inputs())
+                size = sum(map(_nbytes, found))
+                if number == len(kept) and size <= left:
+                    kept.append(found)
+                    left -= size
+                yield found
+
+        return each
 
     def _statistics(self, without: int) -> dict[str, Statistics]:
         found = {name: Statistics(layout=layout) for name, layout in self._layouts.items()}
@@ -210,3 +231,7 @@ class CodedCut:
             covariance = self._statistics(-1)[name].covariance()
             self._powers[name] = float(np.sum(np.mean(asked, axis=0) * covariance))  # both are symmetric
         return self._powers[name]
+
+
+def _nbytes(tensors: Tensors) -> int:
+    return sum(array.nbytes for array in tensors.values())

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -25,6 +27,8 @@ from split.profiles.image_spec import ImageSpec
 from split.runtime.segment import OrtEngine
 from split.tensor import Array
 from split.workbench.calibrate import calibrate
+from split.workbench.coded_cut import CodedCut
+from split.workbench.sources import Request
 
 NET = """<ir_version: 8, opset_import: ["" : 18]>
     g (float[n, 3, 16, 16] x) => (float[n, 5] y)
@@ -319,3 +323,20 @@ def test_a_cut_whose_tables_could_not_be_read_again_is_left_out(
     found = calibrated(place, tmp_path / "few.isthmus")
     assert [one.spec.name for tables in found.tables.values() for one in tables.tensors] == ["narrow"]
     assert "is left out: the calibration is not used: tensor 'a' has" in caplog.text
+
+
+def test_of_boundaries_too_large_to_keep_one_request_of_each_fold_is_learnt_from(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learnt: list[list[int]] = []
+    learn = CodedCut.learn
+
+    def counted(self: CodedCut, requests: Sequence[tuple[int, Request]], **rest: Any) -> None:
+        learnt.append([fold for fold, _ in requests])
+        learn(self, requests, **rest)
+
+    monkeypatch.setattr(CodedCut, "learn", counted)
+    monkeypatch.setattr("split.workbench.calibrate.LEARNT_BYTES_MAX", 1)
+    found = calibrated(place, tmp_path / "large.isthmus")
+    assert learnt == [[0, 1, 2]] * len(found.tables)
+    assert {curve.inputs for curve in found.curves.values()} == {12}

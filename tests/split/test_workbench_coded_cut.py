@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 
+from split.codec.calibration import Curve
 from split.graph.cuts import Cut
 from split.ids import CutId
+from split.profiles.contract import Fidelity
 from split.runtime.engine import Stop
 from split.tensor import Array, Tensors, TensorSpec
-from split.workbench.coded_cut import CodedCut, Halves
+from split.workbench.coded_cut import CodedCut, Halves, HeldOut
 from split.workbench.sources import Request, Source, folds_of, spread
 
 WEIGHTS = np.array([8.0, 1.0, 1.0, 1.0])
@@ -44,6 +46,7 @@ class Handed(Linear):
     def run(
         self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None, *, stop: Stop | None = None
     ) -> Tensors:
+        self.asked.append(feeds["x"])
         return dict(feeds)
 
 
@@ -120,3 +123,28 @@ def test_without_an_answer_it_is_said_that_variance_alone_decides(caplog: pytest
         coded = learnt(Linear(), count=6, probes=2, has_time=lambda: False)
     assert not weighed(coded)
     assert "cut=c: 0 of 2 inputs were asked how the outputs move with it, and none told" in caplog.text
+
+
+@pytest.mark.parametrize("kept", [0, 2])
+def test_what_crosses_is_made_again_where_it_is_too_much_to_keep(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def traced() -> tuple[Curve, int]:
+        sources = sources_of(6, 1)
+        opened = halves(Linear())
+        assert isinstance(opened.head, Handed)
+        coded = CodedCut(opened, folds_of(sources))
+        coded.learn(spread(sources, 6), measure="relative", probes=2, has_time=lambda: True)
+        learnt_from = len(opened.head.asked)
+        held_out = [
+            HeldOut(fold=fold, inputs=request, expected=Linear().run(request())) for fold, request in spread(sources, 6)
+        ]
+        found = coded.curve(held_out, Fidelity(measure="relative", bound=0.01))
+        return found, len(opened.head.asked) - learnt_from
+
+    all_kept, runs = traced()
+    assert runs == 6
+    monkeypatch.setattr("split.workbench.coded_cut.KEPT_BYTES_MAX", kept * 4 * 4 * 9)
+    again, runs = traced()
+    assert again == all_kept
+    levels, rest = divmod(runs - 6, 6 - kept)  # at each level but the first
+    assert levels >= len(all_kept.points) - 1
+    assert rest == (1 if kept == 0 else 0)  # how large it is, is looked at on the first
