@@ -30,6 +30,10 @@ WITH_SETTINGS: Final = ("klt", "jpeg", "webp")
 """Codecs that a calibration alone has curves of."""
 
 
+Stamp = tuple[int, int, int] | None
+"""Time of the last change in ns, bytes, inode; None where there is no file. Another one: perhaps another content."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sidecar:
     """What lay beside the model file when the model was loaded; the file may have become another one since."""
@@ -42,6 +46,8 @@ class Sidecar:
     """Its cuts, ready for coding."""
     note: str = ""
     """Why what lies there is not used; "" otherwise."""
+    stamp: Stamp = None
+    """Of the file that was read."""
 
     def is_as(self, other: Sidecar) -> bool:
         """Whether it is the same file, or none that can be used for the same reason."""
@@ -54,12 +60,13 @@ NO_SIDECAR: Final = Sidecar()
 def sidecar_beside(model_path: Path, digest: ModelDigest) -> Sidecar:
     """Read it, checked in full."""
     path = model_path.with_name(CALIBRATION_FILE)
+    stamp = stamp_of(path)  # before it is read: what is written meanwhile changes it
     try:
         with path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
         calibration = decode_calibration(data, digest)
         tables = {cut: BoundaryTables(found, calibration.digest) for cut, found in calibration.tables.items()}
-        return Sidecar(calibration=calibration, data=data, tables=tables)
+        return Sidecar(calibration=calibration, data=data, tables=tables, stamp=stamp)
     except FileNotFoundError:
         return NO_SIDECAR
     except OSError as error:
@@ -67,7 +74,15 @@ def sidecar_beside(model_path: Path, digest: ModelDigest) -> Sidecar:
     except InvalidCalibration as error:
         note = f"{path}: {error}"
     log.warning("%s", note)
-    return Sidecar(note=note)
+    return Sidecar(note=note, stamp=stamp)
+
+
+def stamp_of(path: Path) -> Stamp:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def calibrated(card: ModelCard, profile: ModelProfile, calibration: Calibration | None) -> ModelProfile:

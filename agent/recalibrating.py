@@ -10,20 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Final
 
 from agent.bringing_up import Entry
-from agent.calibrated import Sidecar, sidecar_beside
+from agent.calibrated import Sidecar, sidecar_beside, stamp_of
 from agent.served_model import ServedModel
 from split.codec.calibration import CALIBRATION_FILE
 
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 5.0
-"""Between two looks at the files: one `stat` for each model."""
-
-Stamp = tuple[int, int, int] | None
+"""Between two looks at the files: one `stat` for each model, all on one thread."""
 
 
 class Recalibrating:
@@ -34,7 +31,6 @@ class Recalibrating:
     ) -> None:
         self._entries = entries
         self._adopt = adopt
-        self._seen: dict[Path, Stamp] = {}
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -46,26 +42,19 @@ class Recalibrating:
                 log.exception("calibrations could not be looked at")
 
     async def look(self) -> None:
-        """Once at each model that is served and measured."""
-        for entry in list(self._entries()):
-            model, path = entry.model, entry.path.with_name(CALIBRATION_FILE)
-            if model is None or model.profile is None:
-                self._seen.pop(path, None)
-                continue
-            stamp = await asyncio.to_thread(_stamp, path)
-            if path in self._seen and self._seen[path] == stamp:
+        """Once at each model that is served and measured; its file is read where it has another stamp."""
+        entries = [one for one in self._entries() if one.model is not None and one.model.profile is not None]
+        paths = [entry.path.with_name(CALIBRATION_FILE) for entry in entries]
+        stamps = await asyncio.to_thread(lambda: [stamp_of(path) for path in paths])
+        for entry, path, stamp in zip(entries, paths, stamps, strict=True):
+            model = entry.model
+            if model is None or model.sidecar.stamp == stamp:
                 continue
             sidecar = await asyncio.to_thread(sidecar_beside, entry.path, model.digest)
-            self._seen[path] = stamp
-            if sidecar.is_as(model.sidecar) or entry.model is not model:
+            if entry.model is not model or model.profile is None:
+                continue
+            if sidecar.is_as(model.sidecar):
+                model.sidecar = sidecar
                 continue
             self._adopt(entry, model, sidecar)
             log.info("model=%s has taken up %s", entry.name, path)
-
-
-def _stamp(path: Path) -> Stamp:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -19,7 +19,7 @@ from split.ids import ModelName
 async def test_a_calibration_laid_while_the_model_is_measured_is_not_undone_by_the_model_of_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop, fresh = asyncio.get_running_loop(), Sidecar(data=b"laid meanwhile")
+    loop, fresh = asyncio.get_running_loop(), Sidecar(data=b"laid meanwhile", stamp=(1, 2, 3))
     model = SimpleNamespace(
         card=SimpleNamespace(path="", digest="d"),
         choice=SimpleNamespace(accelerated=True, providers=("some",)),
@@ -52,6 +52,7 @@ async def test_a_calibration_laid_while_the_model_is_measured_is_not_undone_by_t
     monkeypatch.setattr(bringing_up, "remove_former", lambda *arguments, **options: None)
     monkeypatch.setattr(bringing_up, "calibrated", lambda card, profile, calibration: profile)
     monkeypatch.setattr(BringingUp, "_profile", lambda *arguments: SimpleNamespace(tuning=None))
+    monkeypatch.setattr(recalibrating, "stamp_of", lambda path: fresh.stamp)
     monkeypatch.setattr(recalibrating, "sidecar_beside", lambda path, digest: fresh)
     stored: Any = SimpleNamespace(tune=lambda paths, tuning: None)
 

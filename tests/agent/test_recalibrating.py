@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from agent import recalibrating
-from agent.calibrated import NO_SIDECAR, Sidecar
+from agent.calibrated import NO_SIDECAR, Sidecar, stamp_of
 from agent.recalibrating import Recalibrating
 from split.codec.calibration import CALIBRATION_FILE
 
@@ -23,12 +24,16 @@ class World:
         self.entry = SimpleNamespace(name="m", model=self.model, path=self.path)
         self.adopted: list[bytes] = []
         self.read = 0
-        self.looks = Recalibrating(entries=lambda: [self.entry], adopt=self._adopt)  # type: ignore[arg-type, list-item]  # as far as they are looked at
+        self.others = 0
+        """As many more like it."""
+        self.looks = Recalibrating(entries=lambda: [self.entry] * (1 + self.others), adopt=self._adopt)  # type: ignore[arg-type, list-item]  # as far as they are looked at
         monkeypatch.setattr(recalibrating, "sidecar_beside", self._sidecar)
 
     def _sidecar(self, path: Path, digest: str) -> Sidecar:
         self.read += 1
-        return Sidecar(data=self.sidecar.read_bytes()) if self.sidecar.exists() else NO_SIDECAR
+        if not self.sidecar.exists():
+            return NO_SIDECAR
+        return Sidecar(data=self.sidecar.read_bytes(), stamp=stamp_of(self.sidecar))
 
     def _adopt(self, entry: Any, model: Any, sidecar: Sidecar) -> None:
         assert model is self.model
@@ -63,8 +68,27 @@ async def test_files_that_stay_as_they_are_are_not_read_again(tmp_path: Path, mo
         await world.looks.look()
     assert world.read == 1
     os.utime(world.sidecar, ns=(1, 1))
-    await world.looks.look()
+    for _ in range(5):
+        await world.looks.look()
     assert (world.read, world.adopted) == (2, [b"one"])
+
+
+async def test_what_was_read_when_the_model_was_loaded_is_not_read_again_and_all_are_looked_at_on_one_thread(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    world, threads = World(tmp_path, monkeypatch), list[Any]()
+    world.lay(b"loaded")
+    world.model.sidecar = world._sidecar(world.path, "d")
+    to_thread = asyncio.to_thread
+
+    async def counted(work: Any, *arguments: Any) -> Any:
+        threads.append(work)
+        return await to_thread(work, *arguments)
+
+    monkeypatch.setattr(asyncio, "to_thread", counted)
+    world.others = 99
+    await world.looks.look()
+    assert (world.read, world.adopted, len(threads)) == (1, [], 1)
 
 
 async def test_a_model_that_is_not_measured_or_became_another_meanwhile_is_left_alone(
