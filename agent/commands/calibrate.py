@@ -7,6 +7,7 @@ sidecar beside the model, which the daemon and the companion read.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +26,8 @@ from split.workbench.child import run_child_sync
 
 _SHOWN_MAX: Final = 2
 """Boundary tensors named in a line."""
+_WIDE: Final = 1.5
+"""From a third of the bound on it is worth saying what it is lost to."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,15 +104,29 @@ def _table(out: Path, calibration: Calibration, fidelity: Fidelity) -> Iterator[
     yield f"{out}  {out.stat().st_size / 1000:,.1f} KB  sha256 {calibration.digest[:12]}…  {calibration.inputs} inputs"
     yield ""
     if fidelity.bound > 0:
-        yield f"within {fidelity.measure} {fidelity.bound:g}, the contract's bound, on inputs held out:"
+        yield f"within {fidelity.measure} {fidelity.bound:g}, the contract's bound, on inputs held out (95 % sure):"
     else:
         yield "the contract allows nothing lossy (data.fidelity.bound is 0); the closest settings are shown"
-    yield f"{'cut':12}  {'KB':>8}  {'p95 KB':>8}  {fidelity.measure:>9}  {'level':>10}  boundary"
+    yield f"{'cut':12}  {'KB':>8}  {'p95 KB':>8}  {fidelity.measure:>9}  {'at most':>9}  {'level':>10}  boundary"
     for cut, tables in _by_depth(calibration):
         tensors = _tensors([one.spec for one in tables.tensors])
         yield f"{cut:12}  {_at(calibration.curves[cut], fidelity, picture=False)}  {tensors}"
     for codec, curve in calibration.pictures.items():
         yield f"{codec:12}  {_at(curve, fidelity, picture=True)}  the picture, made anew for the trip"
+    curves = [*calibration.curves.values(), *calibration.pictures.values()]
+    if any(_margin(curve, fidelity) > _WIDE for curve in curves):
+        yield ""
+        yield (
+            f"{calibration.inputs} inputs: the bound is held with a wide margin; more of them, each from another "
+            "source, make it cheaper"
+        )
+
+
+def _margin(curve: Curve, fidelity: Fidelity) -> float:
+    """What a mean may be at most over what it was found to be, at the setting that is used."""
+    point, measure = curve.within(fidelity.measure, fidelity.bound) or curve.points[-1], fidelity.measure
+    found = point.fidelity.get(measure, 0.0)
+    return point.fidelity_high.get(measure, math.inf) / found if found > 0 else 1.0
 
 
 def _at(curve: Curve, fidelity: Fidelity, *, picture: bool) -> str:
@@ -119,9 +136,14 @@ def _at(curve: Curve, fidelity: Fidelity, *, picture: bool) -> str:
     if picture:
         setting = LEVELS[found.level]
         level = f"q{setting.quality}" + (f" at {setting.quarters}/4" if setting.quarters < 4 else "")
-    value = f"{found.fidelity[fidelity.measure]:.2g}" if fidelity.measure in found.fidelity else "unknown"
+    value, high = (
+        f"{measured[fidelity.measure]:.2g}" if fidelity.measure in measured else "unknown"
+        for measured in (found.fidelity, found.fidelity_high)
+    )
     mark = "" if point is not None else " (none)"
-    return f"{found.mean_bytes / 1000:>8,.2f}  {found.p95_bytes / 1000:>8,.2f}  {value:>9}  {level:>10}{mark}"
+    return (
+        f"{found.mean_bytes / 1000:>8,.2f}  {found.p95_bytes / 1000:>8,.2f}  {value:>9}  {high:>9}  {level:>10}{mark}"
+    )
 
 
 def _tensors(specs: list[TensorSpec]) -> str:

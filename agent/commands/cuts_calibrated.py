@@ -47,7 +47,7 @@ def calibrated(found: Mapping[str, Any], path: Path) -> Calibrated | None:
         for codec, curve in calibration.pictures.items()
         if (point := curve.within(measure, bound)) is not None
     )
-    note = f"klt, JPEG and WebP: mean bytes at a mean {measure} of {bound:g} at most, as calibrated"
+    note = f"klt, JPEG and WebP: mean bytes at a mean {measure} of {bound:g} at most (95 % sure), as calibrated"
     return Calibrated(cuts=cuts, levels=levels, note=note)
 
 

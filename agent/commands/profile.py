@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -208,7 +207,7 @@ def _inside(codec: CodecCosts, asked: Fidelity) -> CodecCosts:
     """Of a codec with settings the one that would be used."""
     if not codec.curve:
         return codec
-    within = [point for point in codec.curve if point.fidelity.get(asked.measure, math.inf) <= asked.bound]
+    within = [point for point in codec.curve if point.within(asked.measure, asked.bound)]
     point = within[0] if within else codec.curve[-1]
     return msgspec.structs.replace(codec, bytes=round(point.mean_bytes), fidelity=point.fidelity)
 

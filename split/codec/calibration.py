@@ -28,7 +28,7 @@ from split.profiles.measured import Point
 from split.tensor import RANK_MAX, Array, TensorSpec
 
 CALIBRATION_FILE: Final = "calibration.isthmus"
-CALIBRATION_VERSION: Final = 2
+CALIBRATION_VERSION: Final = 3
 
 GRID_PER_OCTAVE: Final = 8
 GRID_ONE: Final = 128
@@ -117,8 +117,8 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     """How many were held out and measured, ≥ 1."""
 
     def within(self, measure: str, bound: float) -> Point | None:
-        """The cheapest measured point whose mean of `measure` is at most `bound`; None where none is."""
-        return next((point for point in self.points if point.fidelity.get(measure, math.inf) <= bound), None)
+        """The cheapest measured point that keeps `bound` of `measure`; None where none does."""
+        return next((point for point in self.points if point.within(measure, bound)), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -377,8 +377,11 @@ def _check_curve(curve: Curve) -> None:
         raise _bad(f"a curve has {len(curve.points)} points of {curve.inputs} inputs; 1 to {POINTS_MAX} of 1 are read")
     before = 0.0
     for point in curve.points:
-        sound = all(math.isfinite(value) and value >= 0 for value in point.fidelity.values())
-        if not (0 <= point.level <= LEVEL_MAX and sound and len(point.fidelity) <= MEASURES_MAX):
+        values = (*point.fidelity.values(), *point.fidelity_high.values())
+        sound = all(math.isfinite(value) and value >= 0 for value in values)
+        sound = sound and len(point.fidelity) <= MEASURES_MAX
+        sound = sound and all(point.fidelity.get(name, math.inf) <= high for name, high in point.fidelity_high.items())
+        if not (0 <= point.level <= LEVEL_MAX and sound):
             raise _bad(f"a curve's point at level {point.level} is none")
         if not (before <= point.mean_bytes < math.inf and 0 <= point.p95_bytes < math.inf):
             raise _bad(f"a curve is not in the order of its bytes, or they are not finite, at level {point.level}")

@@ -100,14 +100,16 @@ def estimate(
 
 
 def setting_text(table: PlanTable, row: int) -> str:
-    """How a codec with settings keeps to the bound, as `klt at level 128: 2.4 KB, kl 0.031 of 0.036 allowed`; "" for
+    """How a codec with settings keeps to the bound, as `klt at level 128: 2.4 KB, kl 0.021, at most 0.031
+    of 0.036 allowed`; "" for
     any other plan."""
-    level, found = table.bounded.levels[row], table.fidelity[row]
-    if level is None or found is None:
+    level, found, high = table.bounded.levels[row], table.fidelity[row], table.bounded.fidelity_high[row]
+    if level is None or found is None or high is None:
         return ""
     size, codec = float(table.costs[Column.UP, row]), table.plans[row].codec
     bound, measure = table.bounded.bound, table.rows.measure
-    return f"{codec} at level {level}: {size / 1000:.1f} KB, {measure} {found:.2g} of {bound:.2g} allowed"
+    off = f"{measure} {found:.2g}, at most {high:.2g} of {bound:.2g} allowed"
+    return f"{codec} at level {level}: {size / 1000:.1f} KB, {off}"
 
 
 def here(table: PlanTable, observation: Observation, facts: RequestFacts) -> PlanEstimate:

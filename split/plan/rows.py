@@ -53,15 +53,15 @@ class Row:
         if codec is None:
             return _NOTHING
         if not codec.curve:
-            return Point(level=-1, mean_bytes=codec.bytes, p95_bytes=codec.bytes, fidelity=codec.fidelity)
-        # `not <=` below and not `>`: a NaN is no measurement that holds a bound.
-        within = [point for point in codec.curve if point.fidelity.get(measure, math.inf) <= bound]
+            worst = codec.fidelity  # of the golden inputs: nothing is above it
+            return Point(level=-1, mean_bytes=codec.bytes, p95_bytes=codec.bytes, fidelity=worst, fidelity_high=worst)
+        within = [point for point in codec.curve if point.within(measure, bound)]
         if within:
             return min(within, key=lambda point: point.mean_bytes)
-        return min(codec.curve, key=lambda point: point.fidelity.get(measure, math.inf))
+        return min(codec.curve, key=lambda point: point.fidelity_high.get(measure, math.inf))
 
 
-_NOTHING: Final = Point(level=-1, mean_bytes=0, p95_bytes=0, fidelity={})
+_NOTHING: Final = Point(level=-1, mean_bytes=0, p95_bytes=0, fidelity={}, fidelity_high={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,9 @@ class Within:
     levels: tuple[int | None, ...]
     """The setting; None for a codec that has none."""
     fidelity: tuple[float | None, ...]
-    """By the contract's measure; None for a lossless plan and for one not measured."""
+    """By the contract's measure, in the mean; None for a lossless plan and for one not measured."""
+    fidelity_high: tuple[float | None, ...]
+    """What that mean is at most: the side of it that is held against the bound."""
     allowed: tuple[Flags, Flags, Flags]
     """Per privacy level in the order of `PRIVACY_ORDER`."""
     why_not: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
@@ -113,12 +115,16 @@ class Rows:
             up=up,
             up_sigma=np.maximum(p95 - up, 0.0) / P95_SIGMAS,
             levels=tuple(point.level if point.level >= 0 else None for point in sent),
-            fidelity=tuple(
-                None if row.plan.codec is None or row.plan.codec in LOSSLESS_CODECS else point.fidelity.get(measure)
-                for row, point in zip(self.rows, sent, strict=True)
-            ),
+            fidelity=self._lossy([point.fidelity for point in sent]),
+            fidelity_high=self._lossy([point.fidelity_high for point in sent]),
             allowed=(_flags(why_not[0]), _flags(why_not[1]), _flags(why_not[2])),
             why_not=why_not,
+        )
+
+    def _lossy(self, measured: Sequence[dict[str, float]]) -> tuple[float | None, ...]:
+        return tuple(
+            None if row.plan.codec is None or row.plan.codec in LOSSLESS_CODECS else values.get(self.measure)
+            for row, values in zip(self.rows, measured, strict=True)
         )
 
     def _why_not(self, sent: Sequence[Point], bound: float) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
@@ -171,7 +177,7 @@ def _too_far(row: Row, point: Point, contract: Contract, bound: float) -> str:
     codec, measure = row.plan.codec, contract.data.fidelity.measure
     if codec is None or codec in LOSSLESS_CODECS:
         return ""
-    found = point.fidelity.get(measure)
+    found = point.fidelity_high.get(measure)
     if found is None:
         return f"fidelity not measured ({measure} of codec {codec}); run {MEASURED_BY.get(codec, 'isthmus profile')}"
     if found <= bound:
@@ -181,7 +187,7 @@ def _too_far(row: Row, point: Point, contract: Contract, bound: float) -> str:
         return f"fidelity {measure} {found:.4g} is over {whose} bound {bound:g}"
     return (
         f"no setting of {codec} was measured inside {whose} {measure} of {bound:g}: the closest measured is "
-        f"{found:.4g}, with {point.mean_bytes:.0f} bytes"
+        f"{point.fidelity.get(measure, found):.4g} in the mean, {found:.4g} at most, with {point.mean_bytes:.0f} bytes"
     )
 
 

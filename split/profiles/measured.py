@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ import msgspec
 from split.errors import InvalidModel
 from split.ids import CutId, ModelDigest
 
-PROFILE_VERSION = 7
+PROFILE_VERSION = 8
 
 GOLDEN_RUNS = "golden-runs.msgpack"
 
@@ -36,7 +37,15 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     """Of the whole payload, framing included."""
     p95_bytes: float
     fidelity: dict[str, float]
-    """Measure (`split/codec/fidelity.py`) → mean over the inputs; what is missing was not finite: not allowed."""
+    """Measure (`split/codec/fidelity.py`) → mean over the sources of the inputs; what is missing was not finite: not
+    allowed."""
+    fidelity_high: dict[str, float]
+    """The same measures → what the mean over all such inputs is at most (95 % confidence, over sources): this is what a
+    bound is held against."""
+
+    def within(self, measure: str, bound: float) -> bool:
+        """Whether it keeps the bound, as far as so many inputs can tell; not for a NaN, or what was not measured."""
+        return self.fidelity_high.get(measure, math.inf) <= bound
 
 
 class CodecCosts(msgspec.Struct, frozen=True, kw_only=True):

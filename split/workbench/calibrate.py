@@ -79,12 +79,14 @@ LEARNT_MAX: Final = 128
 LEARNT_BYTES_MAX: Final = 192 << 20
 """Requests (views of sources) that statistics come from, and their memory, one of each fold at least."""
 HELD_OUT_MAX: Final = 24
+SOURCES_HELD_OUT_MAX: Final = 48
 HELD_OUT_MIN: Final = 6
 CUTS_MIN: Final = 3
 CURVE_FLOPS: Final = 1.5e12
 CURVE_POINTS: Final = 14
-"""Requests that curves are measured on: as many as let all runs stay within so many operations, at so many points. Of a
-model too slow for six, fewer cuts are calibrated, but three."""
+"""Requests that curves are measured on: 24, or one of each of up to 48 sources (few sources leave much open), as far as
+all runs stay within so many operations, at so many points. Of a model too slow for six, fewer cuts are calibrated, but
+three."""
 USUAL: Final = Fidelity(measure="relative", bound=0.05)
 """What curves are laid around where the contract allows nothing lossy."""
 
@@ -121,7 +123,7 @@ def calibrate(
         bench = _Bench(model=model, folder=folder, engine=engine, threads=threads, contract=contract, sources=sources)
         on_progress("looking at every boundary", 0.06)
         chosen = bench.choose(feeds)
-        held_out = bench.held_out(_held_out(model, chosen))
+        held_out = bench.held_out(_held_out(model, chosen, len(sources)))
         tables: dict[CutId, CutTables] = {}
         curves: dict[CutId, Curve] = {}
         spending = _Spending(
@@ -202,9 +204,10 @@ def _curve_flops(model: Model, chosen: Sequence[Worth]) -> float:
     return runs * sum(node_flops(model)) or 1.0
 
 
-def _held_out(model: Model, chosen: Sequence[Worth]) -> int:
+def _held_out(model: Model, chosen: Sequence[Worth], sources: int) -> int:
     """How many requests curves are measured on."""
-    return max(HELD_OUT_MIN, min(HELD_OUT_MAX, int(CURVE_FLOPS / _curve_flops(model, chosen))))
+    most = max(HELD_OUT_MAX, min(sources, SOURCES_HELD_OUT_MAX))
+    return max(HELD_OUT_MIN, min(most, int(CURVE_FLOPS / _curve_flops(model, chosen))))
 
 
 class _Spending:
@@ -285,18 +288,18 @@ class _Bench:
         """At most `count` requests that curves are measured on, with the unsplit model's outputs."""
         whole = self.engine.open(self.model.path, threads=self.threads)
         try:
-            return [self._answered(whole, fold, request) for fold, request in spread(self.sources, count)]
+            return [self._answered(whole, source, request) for source, request in spread(self.sources, count)]
         finally:
             whole.close()
 
-    def _answered(self, whole: Segment, fold: int, request: Request) -> HeldOut:
+    def _answered(self, whole: Segment, source: int, request: Request) -> HeldOut:
         feeds, dims = request(), open_dims(self.model.inputs)
         batch = batch_dim(self.model.inputs, self.model.outputs)
         items = 1 if batch is None else sizes_of(dims, feeds)[batch]
-        return HeldOut(fold=fold, inputs=request, expected=whole.run(feeds), items=items)
+        return HeldOut(source=source, inputs=request, expected=whole.run(feeds), items=items)
 
     def learnt(self, cut: Cut) -> list[tuple[int, Request]]:
-        """The requests that this cut's statistics come from, with their folds."""
+        """The requests that this cut's statistics come from, with the numbers of their sources."""
         size = max(crossing_bytes(self.model, cut), 1)
         return spread(self.sources, max(min(LEARNT_MAX, LEARNT_BYTES_MAX // size), FOLDS))
 
@@ -357,7 +360,8 @@ class _Bench:
                 [*map(len, payloads)],
                 outputs,
                 [request.expected for request in held_out],
-                [request.items for request in held_out],
+                sources=[request.source for request in held_out],
+                items=[request.items for request in held_out],
             )
 
         found = {}

@@ -69,7 +69,8 @@ class Halves:
 class HeldOut:
     """A request that a curve is measured on."""
 
-    fold: int
+    source: int
+    """Its number; the fold is that modulo how many folds there are."""
     inputs: Request
     expected: Tensors
     """The unsplit model's outputs."""
@@ -97,9 +98,9 @@ class CodedCut:
         probes: int,
         has_time: Callable[[], bool],
     ) -> None:
-        """See what crosses for these requests (each with its fold), and how the outputs move with it for the first
-        `probes` of them, or for as many as there is time."""
-        self._seen = [(fold, self._halves.crossing(request())[0]) for fold, request in requests]
+        """See what crosses for these requests (each with the number of its source), and how the outputs move with it
+        for the first `probes` of them, or for as many as there is time."""
+        self._seen = [(source % self._folds, self._halves.crossing(request())[0]) for source, request in requests]
         for spec in self._halves.specs:
             tensors = [seen[spec.name] for _, seen in self._seen]
             layout = layout_of(tensors[:LAYOUT_BY], spec) if spec.name in self._halves.cut.boundary else ""
@@ -155,7 +156,7 @@ class CodedCut:
         def at(level: int) -> Point:
             sizes, outputs = [], []
             for request, (travels, made) in zip(held_out, crossing(), strict=True):
-                coder = coders[request.fold]
+                coder = coders[request.source % self._folds]
                 payload = b"".join(encode_klt(travels, coder, level))
                 sizes.append(len(payload))
                 back = decode(payload, max_bytes=DECODED_BYTES_MAX, tables=coder)
@@ -165,7 +166,8 @@ class CodedCut:
                 sizes,
                 outputs,
                 [request.expected for request in held_out],
-                [request.items for request in held_out],
+                sources=[request.source for request in held_out],
+                items=[request.items for request in held_out],
             )
 
         components = sum(one.klt.components for one in coders[0].tensors if one.klt is not None)

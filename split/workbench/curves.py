@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from split.codec.calibration import Curve
 from split.codec.fidelity import MEASURES, farthest
 from split.profiles.measured import Point
 from split.tensor import Tensors
+from split.workbench.upper_mean import upper_mean, upper_share
 
 COARSER: Final = 4.0
 FINER: Final = 1 / 8
@@ -27,26 +29,47 @@ Evaluate = Callable[[int], Point]
 
 
 def point(
-    level: int, sizes: Sequence[int], outputs: Sequence[Tensors], expected: Sequence[Tensors], items: Sequence[int] = ()
+    level: int,
+    sizes: Sequence[int],
+    outputs: Sequence[Tensors],
+    expected: Sequence[Tensors],
+    *,
+    sources: Sequence[int],
+    items: Sequence[int] = (),
 ) -> Point:
-    """What one level did to these requests: `sizes` of their payloads in bytes, the model's `outputs` from them and
-    those `expected` of the unsplit run, `items` in each (none given: one). Each measure is the worst output's, then
-    the mean over items, then over requests."""
-    fidelity = {}
+    """What one level did to these requests, each of one of `sources`: `sizes` of their payloads in bytes, the model's
+    `outputs` from them and those `expected` of the unsplit run, `items` in each (none given: one). Each measure is the
+    worst output's, then the mean over items, over a source's requests, and over sources, with what that is at most."""
+    fidelity, high = {}, {}
     for measure in MEASURES:
         worst = [
             farthest(measure, found, wanted, count)
             for found, wanted, count in zip(outputs, expected, items or [1] * len(outputs), strict=True)
         ]
-        mean = math.fsum(worst) / len(worst)
-        if math.isfinite(mean):
-            fidelity[measure] = mean
+        if not all(map(math.isfinite, worst)):
+            continue
+        of_source: dict[int, list[float]] = {}
+        for source, value in zip(sources, worst, strict=True):
+            of_source.setdefault(source, []).append(value)
+        means = [math.fsum(values) / len(values) for values in of_source.values()]
+        fidelity[measure] = math.fsum(means) / len(means)
+        limit = _limit(measure, means)
+        if math.isfinite(limit):
+            high[measure] = limit
     return Point(
         level=level,
         mean_bytes=float(np.mean(sizes)),
         p95_bytes=float(np.percentile(sizes, 95)),
         fidelity=fidelity,
+        fidelity_high=high,
     )
+
+
+def _limit(measure: str, means: Sequence[float]) -> float:
+    """What the mean over sources is at most; right and wrong answers, one a source, are counted."""
+    if measure == "top1" and all(mean in (0.0, 1.0) for mean in means):
+        return upper_share(round(math.fsum(means)), len(means))
+    return upper_mean(means)
 
 
 def trace(
@@ -61,7 +84,10 @@ def trace(
 ) -> list[Point]:
     """Points from `COARSER` × `bound` to `FINER` × `bound` of `measure`, as far as levels between `coarsest` and
     `finest` (either may be the greater number) reach, in no order: `STRIDE` apart, two apart within a quarter to
-    twice the bound, and all between the two that have the bound between them. Not beyond `bytes_max`."""
+    twice the bound, and all between the two that have the bound between them. Not beyond `bytes_max`.
+
+    What is compared is what the mean is at most, and no level is believed to do better than a finer one was seen to:
+    which errors a step makes on these requests is chance, and the luckiest of many levels would be the cheapest."""
     towards_finer = 1 if finest > coarsest else -1
     span = abs(finest - coarsest)
     found: dict[int, Point] = {}
@@ -73,7 +99,8 @@ def trace(
         return found[place]
 
     def off(place: int) -> float:
-        return at(place).fidelity.get(measure, math.inf)
+        at(place)
+        return max(one.fidelity_high.get(measure, math.inf) for there, one in found.items() if there >= place)
 
     place = min(max(abs(start - coarsest), 0), span)
     while off(place) < COARSER * bound and place > 0:
@@ -90,7 +117,18 @@ def trace(
             if near and high - low > gap:
                 for between in range(low + gap, high, gap):
                     at(between)
-    return list(found.values())
+    return _humble([one for _, one in sorted(found.items())])
+
+
+def _humble(coarse_to_fine: Sequence[Point]) -> list[Point]:
+    """The same, each with what its mean is at most raised to that of every finer one."""
+    kept: list[Point] = []
+    high = dict.fromkeys(MEASURES, 0.0)
+    for one in reversed(coarse_to_fine):
+        high = {name: max(value, one.fidelity_high.get(name, math.inf)) for name, value in high.items()}
+        finite = {name: value for name, value in high.items() if math.isfinite(value)}
+        kept.append(msgspec.structs.replace(one, fidelity_high=finite))
+    return kept
 
 
 def curve(points: Iterable[Point], inputs: int) -> Curve:
@@ -104,5 +142,5 @@ def curve(points: Iterable[Point], inputs: int) -> Curve:
 
 
 def _as_good(one: Point, other: Point) -> bool:
-    """Whether `one` is at least as good as `other` by each measure."""
+    """Whether `one` is at least as good as `other` by each measure, in the mean."""
     return all(one.fidelity.get(measure, math.inf) <= value for measure, value in other.fidelity.items())

@@ -109,11 +109,10 @@ def _evenly(count: int) -> list[int]:
 
 
 def spread(sources: Sequence[Source], count: int) -> list[tuple[int, Request]]:
-    """At most `count` requests with their folds: each source's first view, then each one's second, and so on."""
+    """At most `count` requests with the numbers of their sources: each one's first view, then each one's second …"""
     most = max(len(source.views) for source in sources)
-    folds = folds_of(sources)
     found = [
-        (number % folds, source.views[view])
+        (number, source.views[view])
         for view in range(most)
         for number, source in enumerate(sources)
         if view < len(source.views)

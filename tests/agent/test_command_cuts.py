@@ -206,7 +206,7 @@ def test_a_calibrated_model_shows_its_cuts_and_the_picture_at_the_same_fidelity(
     )
     curve = Curve(
         points=tuple(
-            Point(level=level, mean_bytes=size, p95_bytes=size, fidelity={"kl": off})
+            Point(level=level, mean_bytes=size, p95_bytes=size, fidelity={"kl": off}, fidelity_high={"kl": off})
             for level, size, off in ((9, 6.0, 0.2), (5, 9.0, 0.04))
         ),
         inputs=3,

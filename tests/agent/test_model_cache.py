@@ -103,7 +103,7 @@ def test_a_card_that_lacks_a_cut_of_the_calibration_beside_the_model_is_made_aga
     sidecar.write_bytes(b"damaged")  # whoever uses it says so; the card is as good as before
     assert find_card(cache, path) is not None
     spec = TensorSpec(name="a", dtype="FP32", shape=(4,))
-    point = Point(level=3, mean_bytes=30.0, p95_bytes=30.0, fidelity={})
+    point = Point(level=3, mean_bytes=30.0, p95_bytes=30.0, fidelity={}, fidelity_high={})
     calibration = Calibration(
         model=digest,
         inputs=2,

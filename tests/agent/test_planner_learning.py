@@ -227,7 +227,7 @@ def test_a_new_calibration_keeps_what_was_learned_and_what_is_open_there() -> No
         choose(planner, now_s=now_s)
     decisions, before = planner.recent_cuts("m"), choose(planner, forced, now_s).chosen
     planner.codec_broken("m", "klt", "was too far off")
-    point = Point(level=64, mean_bytes=900.0, p95_bytes=900.0, fidelity={"kl": 0.01})
+    point = Point(level=64, mean_bytes=900.0, p95_bytes=900.0, fidelity={"kl": 0.01}, fidelity_high={"kl": 0.01})
     klt = CodecCosts(codec="klt", bytes=900, encode_ms=0.5, decode_ms=0.1, curve=(point,))
     cut = PROFILE.cuts[0]
     profile = msgspec.structs.replace(PROFILE, cuts=(msgspec.structs.replace(cut, codecs=(klt, *cut.codecs)),))

@@ -14,7 +14,7 @@ from tests.agent.tiny_card import CUT
 
 KLT = Plan(placement=Placement.SPLIT, cut=CUT, codec="klt")
 BYTES = 2400
-CURVE = (Point(level=100, mean_bytes=BYTES, p95_bytes=3000.0, fidelity={"kl": 0.03, "kl_high": 0.03}),)
+CURVE = (Point(level=100, mean_bytes=BYTES, p95_bytes=3000.0, fidelity={"kl": 0.03}, fidelity_high={"kl": 0.03}),)
 CODED = CodecCosts(codec="klt", bytes=BYTES, encode_ms=0.3, decode_ms=0.3, curve=CURVE)
 CUT_COSTS = CutCosts(cut=CUT, head_ms=20.0, tail_ms=130.0, codecs=(codec(60_000), CODED))
 

@@ -84,8 +84,20 @@ class KltLab(Lab):
         """A calibration whose curve says that fine payloads have so many bytes; served from now on."""
         card = self.model.card
         points = (
-            Point(level=COARSE, mean_bytes=fine_bytes / 2, p95_bytes=fine_bytes, fidelity={"relative": 0.5}),
-            Point(level=FINE, mean_bytes=fine_bytes, p95_bytes=fine_bytes, fidelity={"relative": 0.01}),
+            Point(
+                level=COARSE,
+                mean_bytes=fine_bytes / 2,
+                p95_bytes=fine_bytes,
+                fidelity={"relative": 0.5},
+                fidelity_high={"relative": 0.5},
+            ),
+            Point(
+                level=FINE,
+                mean_bytes=fine_bytes,
+                p95_bytes=fine_bytes,
+                fidelity={"relative": 0.01},
+                fidelity_high={"relative": 0.01},
+            ),
         )
         klt = Klt(
             layout="NC",
@@ -223,7 +235,9 @@ def test_a_companion_that_does_not_speak_a_picture_codec_is_sent_none(tmp_path: 
         def lay(self, fine_bytes: float) -> None:
             super().lay(fine_bytes)
             assert self.model.profile is not None
-            point = Point(level=3, mean_bytes=9.0, p95_bytes=9.0, fidelity={"relative": 0.01})
+            point = Point(
+                level=3, mean_bytes=9.0, p95_bytes=9.0, fidelity={"relative": 0.01}, fidelity_high={"relative": 0.01}
+            )
             webp = CodecCosts(codec="webp", bytes=9, encode_ms=0.1, decode_ms=0.1, curve=(point,))
             codecs = (*self.model.profile.input_codecs, webp)
             profile = msgspec.structs.replace(self.model.profile, input_codecs=codecs)
@@ -318,7 +332,9 @@ def test_a_new_calibration_is_offered_and_used_while_the_connection_lives(tmp_pa
 
 def test_a_request_that_asks_for_more_than_was_measured_is_refused_by_name(tmp_path: Path) -> None:
     async def story(lab: KltLab) -> None:
-        with pytest.raises(InvalidRequest, match=r"the closest measured is 0.01, with 60 bytes"):
+        with pytest.raises(
+            InvalidRequest, match=r"the closest measured is 0.01 in the mean, 0.01 at most, with 60 bytes"
+        ):
             await lab.ask_klt(fidelity=0.001)
         with pytest.raises(InvalidRequest, match=r"isthmus.fidelity is 0.06: looser .* whose bound is 0.05 .relative."):
             await lab.ask_klt(fidelity=0.06)
@@ -354,12 +370,12 @@ def test_answers_beyond_the_bound_take_the_codec_from_the_model_until_it_is_cali
         for _ in range(40):
             await lab.ask_klt()
             await asyncio.sleep(0.5)  # idle
-        assert lab.journal.checks("tiny")["klt"]["checked"] == 8
+        assert lab.journal.checks("tiny")["klt"]["checked"] == 9
         assert lab.journal.checks("tiny")["klt"]["mean_of_bound"] > 1.0
         assert "times as far from the unsplit model's as the bound allows (relative 0.05" in lab.why_not()
         outcome = await lab.ask_klt()
         assert outcome.ran.placement is Placement.LOCAL
-        assert "mean of 8 spot checks" in outcome.fallback
+        assert "mean of 9 spot checks" in outcome.fallback
         raw = await lab.ask(codec="raw")
         assert raw.ran.placement is Placement.SPLIT
         lab.lay_anew(60.0)

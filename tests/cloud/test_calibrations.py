@@ -41,7 +41,18 @@ def calibration_of(model, cut, *, scale: float = 1.0, inputs: int = 4) -> Calibr
     by_name = {spec.name: spec for spec in model.card.inputs}
     crossing = [*cut.boundary, *(by_name[name] for name in cut.tail_inputs)]
     tensors = tuple(TensorTables(spec=spec, klt=klt if len(spec.shape) == 2 else None) for spec in crossing)
-    curve = Curve(points=(Point(level=FINE, mean_bytes=60.0, p95_bytes=70.0, fidelity={"relative": 1e-4}),), inputs=2)
+    curve = Curve(
+        points=(
+            Point(
+                level=FINE,
+                mean_bytes=60.0,
+                p95_bytes=70.0,
+                fidelity={"relative": 1e-4},
+                fidelity_high={"relative": 1e-4},
+            ),
+        ),
+        inputs=2,
+    )
     return Calibration(
         model=model.digest,
         inputs=inputs,

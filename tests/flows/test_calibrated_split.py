@@ -95,7 +95,7 @@ def test_split_answers_keep_the_bound_in_the_mean_and_cost_what_the_curve_says(s
         explained = client.get(f"/v2/isthmus/explain/{served.ask(client).request_id}")
     assert 0.0 < float(np.mean(distances)) <= BOUND * 1.5  # thirty others than the curve is of: its own error in
     points = served.calibration.curves[served.cut].points
-    cheapest = min((p for p in points if p.fidelity["kl"] <= BOUND), key=lambda point: point.mean_bytes)
+    cheapest = min((p for p in points if p.fidelity_high["kl"] <= BOUND), key=lambda point: point.mean_bytes)
     chosen = explained["chosen"]
     assert chosen["codec"] == "klt"
     assert chosen["fidelity"] == pytest.approx(cheapest.fidelity["kl"])
@@ -106,7 +106,7 @@ def test_split_answers_keep_the_bound_in_the_mean_and_cost_what_the_curve_says(s
 def test_a_picture_made_anew_for_the_trip_keeps_the_same_bound(served: Calibrated, codec: str) -> None:
     """From tensors, and from pictures that came as files (PNG here, larger than what is made of it)."""
     points = served.calibration.pictures[codec].points
-    cheapest = next(point for point in points if point.fidelity["kl"] <= BOUND)
+    cheapest = next(point for point in points if point.fidelity_high["kl"] <= BOUND)
     wishes = {"mode": "offload", "codec": codec, "deadline_ms": 20_000}
     with served.pair.client() as client:
         served.until_split(client)
@@ -129,7 +129,7 @@ def test_a_request_may_ask_for_closer_and_not_for_looser(served: Calibrated) -> 
     with served.pair.client() as client:
         served.until_split(client)
         wishes = {"mode": "split", "cut": served.cut, "codec": "klt", "deadline_ms": 20_000}
-        answer = client.infer("narrow", INPUTS[0], **wishes, fidelity=closest.fidelity["kl"])
+        answer = client.infer("narrow", INPUTS[0], **wishes, fidelity=closest.fidelity_high["kl"])
         chosen = client.get(f"/v2/isthmus/explain/{answer.request_id}")["chosen"]
         assert (chosen["level"], answer.placement) == (closest.level, "split")
         with pytest.raises(Refused, match=r"isthmus.fidelity is 0.5: looser .* bound is 0.003 \(kl\)"):

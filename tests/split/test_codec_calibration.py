@@ -56,8 +56,14 @@ def a_calibration(klt: Klt | None = None, **changes: Any) -> Calibration:
     spec = TensorSpec(name="projected", dtype="FP32", shape=("N", 3, 14, 14))
     mask = TensorSpec(name="mask", dtype="BOOL", shape=("N", 14))
     points = (
-        Point(level=140, mean_bytes=900.5, p95_bytes=1100.0, fidelity={"kl": 0.2, "top1": 0.1}),
-        Point(level=120, mean_bytes=2400.0, p95_bytes=2900.0, fidelity={"kl": 0.03}),
+        Point(
+            level=140,
+            mean_bytes=900.5,
+            p95_bytes=1100.0,
+            fidelity={"kl": 0.2, "top1": 0.1},
+            fidelity_high={"kl": 0.2, "top1": 0.1},
+        ),
+        Point(level=120, mean_bytes=2400.0, p95_bytes=2900.0, fidelity={"kl": 0.03}, fidelity_high={"kl": 0.03}),
     )
     tables = CutTables(
         tensors=(TensorTables(spec=spec, klt=klt or a_klt()), TensorTables(spec=mask, klt=None)), node_bitmap="ff01"
@@ -143,8 +149,8 @@ def _repacked(change: dict[str, Any]) -> bytes:
 
 
 def test_another_version_is_refused_by_its_number() -> None:
-    with pytest.raises(InvalidCalibration, match="version 3, this program reads 2"):
-        decode_calibration(_repacked({"version": 3}), MODEL)
+    with pytest.raises(InvalidCalibration, match="version 4, this program reads 3"):
+        decode_calibration(_repacked({"version": 4}), MODEL)
 
 
 def test_a_frame_that_unpacks_to_gigabytes_is_refused_before_it_is_unpacked() -> None:

@@ -29,11 +29,20 @@ from tests.split.plan_world import EARLY, LATE
 FACTS = RequestFacts(budget_ms=1000.0)
 STATE = replace(plan_world.STATE, incumbent=None, remote=replace(plan_world.REMOTE, opened=np.ones(7, dtype=np.bool_)))
 KLT = Plan(placement=Placement.SPLIT, cut=EARLY, codec="klt")
+
+
+def measured(level: int, mean_bytes: float, p95_bytes: float, *, kl: float, top1: float) -> Point:
+    """With that kl and top1 at most, in the mean half of it."""
+    high = {"kl": kl, "top1": top1}
+    mean = {name: value / 2 for name, value in high.items()}
+    return Point(level=level, mean_bytes=mean_bytes, p95_bytes=p95_bytes, fidelity=mean, fidelity_high=high)
+
+
 CURVE = (
-    Point(level=140, mean_bytes=1000.0, p95_bytes=1164.5, fidelity={"kl": 0.2, "top1": 0.3}),
-    Point(level=132, mean_bytes=2000.0, p95_bytes=2329.0, fidelity={"kl": 0.04, "top1": 0.01}),
-    Point(level=128, mean_bytes=2500.0, p95_bytes=2911.25, fidelity={"kl": 0.03, "top1": 0.02}),
-    Point(level=120, mean_bytes=4000.0, p95_bytes=4658.0, fidelity={"kl": 0.01, "top1": 0.0}),
+    measured(140, 1000.0, 1164.5, kl=0.2, top1=0.3),
+    measured(132, 2000.0, 2329.0, kl=0.04, top1=0.01),
+    measured(128, 2500.0, 2911.25, kl=0.03, top1=0.02),
+    measured(120, 4000.0, 4658.0, kl=0.01, top1=0.0),
 )
 
 
@@ -73,7 +82,7 @@ def test_the_setting_is_the_cheapest_that_was_measured_inside_the_bound(
     bound: float, level: int, bytes_: int, kl: float
 ) -> None:
     found = klt_of(table_of(bound))
-    assert (found.level, found.bytes, found.fidelity, found.allowed) == (level, bytes_, kl, True)
+    assert (found.level, found.bytes, found.fidelity, found.allowed) == (level, bytes_, kl / 2, True)
 
 
 def test_a_curve_that_is_not_monotonous_gives_what_was_measured_cheapest_by_the_measure_asked_for() -> None:
@@ -83,7 +92,7 @@ def test_a_curve_that_is_not_monotonous_gives_what_was_measured_cheapest_by_the_
 def test_where_no_setting_is_inside_the_closest_measured_is_named_and_nothing_is_allowed() -> None:
     found = klt_of(table_of(0.005))
     assert not found.allowed
-    assert "the closest measured is 0.01, with 4000 bytes" in found.why_not
+    assert "the closest measured is 0.005 in the mean, 0.01 at most, with 4000 bytes" in found.why_not
     assert "0.005" in found.why_not
 
 
@@ -94,7 +103,7 @@ def test_a_measure_that_the_curve_does_not_have_allows_nothing() -> None:
 
 
 def test_a_distance_that_is_no_number_keeps_no_bound() -> None:
-    curve = [msgspec.structs.replace(CURVE[0], fidelity={"kl": math.nan})]
+    curve = [msgspec.structs.replace(CURVE[0], fidelity_high={"kl": math.nan})]
     assert not klt_of(table_of(10.0, curve=curve)).allowed
 
 
@@ -156,7 +165,7 @@ def test_a_setting_is_told_with_its_plan() -> None:
     facts = replace(FACTS, mode=Placement.SPLIT, cut=EARLY, codec="klt")
     decision = decide(table_of(0.036), STATE, facts)
     assert decision.chosen.level == 128
-    assert "klt at level 128: 2.5 KB, kl 0.03 of 0.036 allowed" in decision.reason
+    assert "klt at level 128: 2.5 KB, kl 0.015, at most 0.03 of 0.036 allowed" in decision.reason
 
 
 def test_a_codec_that_may_not_be_used_now_is_not_chosen_and_says_why() -> None:
@@ -192,6 +201,7 @@ def test_every_bound_is_kept_by_what_it_allows() -> None:
                     mean_bytes=float(dice.uniform(100, 9000)),
                     p95_bytes=9000.0,
                     fidelity={"kl": float(dice.uniform(0, 1)), "top1": float(dice.uniform(0, 1))},
+                    fidelity_high={"kl": float(dice.uniform(0, 1)), "top1": float(dice.uniform(0, 1))},
                 )
                 for level in range(9)
             ),
@@ -199,7 +209,7 @@ def test_every_bound_is_kept_by_what_it_allows() -> None:
         )
         bound = float(dice.uniform(0, 1))
         found = klt_of(table_of(bound, measure=measure, curve=points))
-        inside = [point for point in points if point.fidelity[measure] <= bound]
+        inside = [point for point in points if point.fidelity_high[measure] <= bound]
         assert found.allowed == bool(inside)
         if inside:
             assert found.bytes == round(inside[0].mean_bytes)

@@ -205,7 +205,12 @@ def calibrated_at(path: Path, key: str, **changes: str) -> CutId:
     cut = cut_from_nodes(model, ["a", "b", "c"][: "abc".index(key) + 1])
     spec = TensorSpec(name=key, dtype="FP32", shape=(1, 64))
     bitmap = changes.get("bitmap", bitmap_of(cut.mask, len(model.nodes)))
-    points = tuple(Point(level=n, mean_bytes=1000.0 / n, p95_bytes=2000.0, fidelity={"kl": 0.01 * n}) for n in (9, 3))
+    points = tuple(
+        Point(
+            level=n, mean_bytes=1000.0 / n, p95_bytes=2000.0, fidelity={"kl": 0.01 * n}, fidelity_high={"kl": 0.01 * n}
+        )
+        for n in (9, 3)
+    )
     calibration = Calibration(
         model=ModelDigest(changes.get("digest", model.digest)),
         inputs=2,

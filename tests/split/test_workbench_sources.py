@@ -177,11 +177,11 @@ def test_sources_are_dealt_so_that_neighbours_share_a_fold_and_the_first_ones_li
         assert max(gaps) <= 2.5 * count / first + 1
 
 
-def test_requests_are_spread_over_sources_and_each_keeps_its_fold() -> None:
+def test_requests_are_spread_over_sources_and_each_knows_its_own() -> None:
     sources = [
         Source(name=str(n), views=tuple((lambda n=n, v=v: {"x": np.array([n, v])}) for v in range(2))) for n in range(4)
     ]
     assert folds_of(sources) == 3
-    found = [(fold, *request()["x"].tolist()) for fold, request in spread(sources, 6)]
-    assert found == [(0, 0, 0), (1, 1, 0), (2, 2, 0), (0, 3, 0), (0, 0, 1), (1, 1, 1)]
+    found = [(source, *request()["x"].tolist()) for source, request in spread(sources, 6)]
+    assert found == [(0, 0, 0), (1, 1, 0), (2, 2, 0), (3, 3, 0), (0, 0, 1), (1, 1, 1)]
     assert folds_of(sources[:2]) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -84,7 +85,13 @@ def test_channels_are_told_by_the_layout_that_codes_shortest() -> None:
 def measured(level: int) -> Point:
     """Squared error of a step of eight levels an octave; bytes 15 % an octave's quarter."""
     step = 2 ** ((level - 128) / 8)
-    return Point(level=level, mean_bytes=1000 / step, p95_bytes=1100 / step, fidelity={"kl": step * step})
+    return Point(
+        level=level,
+        mean_bytes=1000 / step,
+        p95_bytes=1100 / step,
+        fidelity={"kl": step * step},
+        fidelity_high={"kl": step * step},
+    )
 
 
 def asked(evaluate: Callable[[int], Point], start: int, bound: float) -> list[int]:
@@ -111,6 +118,23 @@ def test_a_curve_ends_where_nothing_is_saved_any_more() -> None:
     assert len(asked(saturated, 128, 100.0)) <= 4
 
 
+def test_a_level_that_was_lucky_is_believed_no_more_than_the_finer_ones() -> None:
+    lucky, worse = 132, {"kl": 1.3}  # at 132 kl is 2; at 128 it is 1, and here by chance 1.3
+
+    def with_chance(level: int) -> Point:
+        if level == lucky:
+            return msgspec.structs.replace(measured(level), fidelity_high={"kl": 0.5})
+        return measured(level) if level != 128 else msgspec.structs.replace(measured(level), fidelity_high=worse)
+
+    found = {one.level: one for one in trace(with_chance, start=128, coarsest=255, finest=0, measure="kl", bound=1.0)}
+    assert found[lucky].fidelity_high["kl"] == max(found[level].fidelity_high["kl"] for level in found if level < lucky)
+    assert found[128].fidelity_high == worse
+    assert found[lucky].fidelity == measured(lucky).fidelity
+    cheapest = max(level for level, one in found.items() if one.within("kl", 1.0))
+    assert cheapest == 127  # 2^(−1/4); the next one is beyond
+    assert found[127] == measured(127)
+
+
 def test_levels_that_grow_finer_are_traced_too() -> None:
     def mirrored(level: int) -> Point:
         return measured(200 - level)
@@ -123,10 +147,34 @@ def test_levels_that_grow_finer_are_traced_too() -> None:
 
 def test_a_curve_holds_no_point_that_another_one_beats() -> None:
     points = [
-        Point(level=1, mean_bytes=10.0, p95_bytes=10.0, fidelity={"kl": 0.5, "top1": 0.1}),
-        Point(level=2, mean_bytes=10.0, p95_bytes=10.0, fidelity={"kl": 0.5, "top1": 0.1}),
-        Point(level=3, mean_bytes=20.0, p95_bytes=20.0, fidelity={"kl": 0.6, "top1": 0.2}),
-        Point(level=4, mean_bytes=30.0, p95_bytes=30.0, fidelity={"kl": 0.1, "top1": 0.2}),
+        Point(
+            level=1,
+            mean_bytes=10.0,
+            p95_bytes=10.0,
+            fidelity={"kl": 0.5, "top1": 0.1},
+            fidelity_high={"kl": 0.5, "top1": 0.1},
+        ),
+        Point(
+            level=2,
+            mean_bytes=10.0,
+            p95_bytes=10.0,
+            fidelity={"kl": 0.5, "top1": 0.1},
+            fidelity_high={"kl": 0.5, "top1": 0.1},
+        ),
+        Point(
+            level=3,
+            mean_bytes=20.0,
+            p95_bytes=20.0,
+            fidelity={"kl": 0.6, "top1": 0.2},
+            fidelity_high={"kl": 0.6, "top1": 0.2},
+        ),
+        Point(
+            level=4,
+            mean_bytes=30.0,
+            p95_bytes=30.0,
+            fidelity={"kl": 0.1, "top1": 0.2},
+            fidelity_high={"kl": 0.1, "top1": 0.2},
+        ),
     ]
     assert [one.level for one in curve(reversed(points), 5).points] == [1, 4]
 
@@ -135,11 +183,30 @@ def test_a_point_is_the_mean_over_requests_of_the_worst_output() -> None:
     ones = np.ones((1, 2), np.float32)
     expected = [{"y": ones, "z": ones}, {"y": ones, "z": ones}]
     outputs = [{"y": ones, "z": ones * np.float32(1.5)}, {"y": ones * 2, "z": ones}]
-    found = point(7, [100, 300], outputs, expected)
+    found = point(7, [100, 300], outputs, expected, sources=[0, 1])
     assert (found.level, found.mean_bytes, found.p95_bytes) == (7, 200.0, 290.0)
     assert found.fidelity["relative"] == pytest.approx(0.75)
     assert found.fidelity["cosine"] == pytest.approx(0.0, abs=1e-12)
-    batch = point(7, [100], [{"y": np.concatenate([ones, ones * 2])}], [{"y": np.concatenate([ones, ones])}], [2])
+    twice = np.concatenate([ones, ones * 2])
+    batch = point(7, [100], [{"y": twice}], [{"y": np.concatenate([ones, ones])}], sources=[0], items=[2])
     assert batch.fidelity["relative"] == pytest.approx(0.5)  # 0 and 1
-    broken = point(7, [100], [{"y": ones * np.nan, "z": ones}], expected[:1])
-    assert broken.fidelity == {}
+    broken = point(7, [100], [{"y": ones * np.nan, "z": ones}], expected[:1], sources=[0])
+    assert (broken.fidelity, broken.fidelity_high) == ({}, {})
+
+
+def test_what_a_mean_is_at_most_goes_by_sources_and_shares_are_counted() -> None:
+    """Two values 0.5 and 1 of two sources: 0.75 + 6.3138·0.25 (Student's t, one degree of freedom); twice as many of
+    the same two sources tell no more. No wrong one of 20: 1 − 0.05^(1/20) (Clopper & Pearson)."""
+    ones = np.ones((1, 2), np.float32)
+    expected, outputs = [{"y": ones}] * 4, [{"y": ones * np.float32(by)} for by in (1.5, 2.0, 1.5, 2.0)]
+    found = point(7, [1] * 4, outputs, expected, sources=[0, 1, 0, 1])
+    assert found == point(7, [1, 1], outputs[:2], expected[:2], sources=[3, 9])
+    assert found.fidelity_high["relative"] == pytest.approx(0.75 + 6.3138 * 0.25, rel=1e-4)
+    assert found.within("relative", 2.33)
+    assert not found.within("relative", 2.32)
+    assert not found.within("entropy", 1e9)
+    twenty = point(7, [1] * 20, [{"y": ones}] * 20, [{"y": ones}] * 20, sources=range(20))
+    assert (twenty.fidelity["top1"], twenty.fidelity_high["kl"]) == (0.0, 0.0)
+    assert twenty.fidelity_high["top1"] == pytest.approx(1 - 0.05 ** (1 / 20), abs=1e-6)
+    alone = point(7, [1], outputs[:1], expected[:1], sources=[0])
+    assert ("relative" in alone.fidelity, "relative" in alone.fidelity_high) == (True, False)
