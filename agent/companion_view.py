@@ -227,7 +227,7 @@ class CompanionView:
 
     def _learn_late(self, up_bytes: int, down_bytes: int, network_ms: float, now_s: float) -> None:
         if network_ms > self._link.sent_estimate(network_ms, now_s).transfer_ms(up_bytes, down_bytes):
-            self._observe_link(up_bytes, down_bytes, network_ms, now_s)
+            self._observe_link(up_bytes, down_bytes, network_ms, now_s, at_least=True)
 
     @property
     def heard_at_s(self) -> float:
@@ -238,8 +238,10 @@ class CompanionView:
         """The reply that was observed as a transfer just before had waited so long at the companion."""
         self._queue.observe(queue_ms, self._heard_at_s)
 
-    def _observe_link(self, up_bytes: int, down_bytes: int, network_ms: float, now_s: float) -> None:
-        self._link.observe(up_bytes, down_bytes, network_ms, now_s)
+    def _observe_link(
+        self, up_bytes: int, down_bytes: int, network_ms: float, now_s: float, *, at_least: bool = False
+    ) -> None:
+        self._link.observe(up_bytes, down_bytes, network_ms, now_s, at_least=at_least)
         self._probing.carried(up_bytes, now_s)
 
     def probe_wanted(self, power: PowerModel, now_s: float) -> int:

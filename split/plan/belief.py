@@ -36,6 +36,8 @@ class Measured(NamedTuple):
     up_bytes: float
     down_bytes: float
     ms: float
+    at_least: bool = False
+    """It was given up then: it would have taken longer."""
 
     @property
     def size(self) -> float:

@@ -79,6 +79,7 @@ def _solved(
             0.0 if both_ways else one.down_bytes * before.down,
             math.log(max(one.ms, 1e-3)),
             sigma,
+            one.at_least,
         )
         for one, sigma in measured
     ]
@@ -108,8 +109,9 @@ def _solved(
     return Explanation(evidence, here.worst, here.worst <= AGREE_SIGMAS, Belief(r, u, d, covariance))
 
 
-_Term = tuple[float, float, float, float, float]
-"""One measurement: ms of round trips, of bytes, of what stays as it was; logarithm of the measured ms, its sigma."""
+_Term = tuple[float, float, float, float, float, bool]
+"""One measurement: ms of round trips, of bytes, of what stays as it was; logarithm of the measured ms, its sigma;
+whether it is a bound, which what takes longer keeps."""
 
 
 class _Normal(NamedTuple):
@@ -131,10 +133,12 @@ class _Normal(NamedTuple):
         ya, yb = -aa * rtt, -bb * rate
         cost = aa * rtt * rtt + bb * rate * rate
         factors = math.exp(rtt), math.exp(rate)
-        for rtt_ms, bytes_ms, known_ms, log_ms, sigma in terms:
+        for rtt_ms, bytes_ms, known_ms, log_ms, sigma, at_least in terms:
             a, b = rtt_ms * factors[0], bytes_ms * factors[1]
             total = a + b + known_ms
             off = (log_ms - math.log(total)) / sigma
+            if at_least:
+                off = max(off, 0.0)  # its weight stays: explanations are compared by what they leave open, too
             ja, jb = a / (total * sigma), b / (total * sigma)
             aa, ab, bb = aa + ja * ja, ab + ja * jb, bb + jb * jb
             ya, yb = ya + ja * off, yb + jb * off

@@ -172,11 +172,14 @@ class Link:
         network_ms: float,
         now_s: float,
         window: tuple[float, float] = OPEN,
+        *,
+        at_least: bool = False,
     ) -> None:
         """One exchange: `up_bytes` went, `down_bytes` came back, the network took `network_ms` of it.
 
         `network_ms` is the time from send to reply less all that the companion says it spent itself; `window`: TCP's
-        when it was sent. What no link can have done is none: nothing is learned of it. Nor does time go back.
+        when it was sent; `at_least`: it was given up then. What no link can have done is none: nothing is learned of
+        it. Nor does time go back.
         """
         if not (0.0 <= up_bytes <= LARGEST_BYTES and 0.0 <= down_bytes <= LARGEST_BYTES and network_ms <= LONGEST_MS):
             return
@@ -185,7 +188,7 @@ class Link:
             network_ms, (up_bytes + down_bytes) * FASTEST_MS_PER_BYTE
         )  # the companion's share told wrongly
         belief = self._grown(now_s)
-        measured = self._measured(belief, up_bytes, down_bytes, network_ms, window)
+        measured = self._measured(belief, up_bytes, down_bytes, network_ms, window)._replace(at_least=at_least)
         noise = self._noise(belief, measured)
         surprise = belief.surprise(measured, noise)
         sigmas, doubts = surprise.sigmas, self._doubted

@@ -67,9 +67,12 @@ class Links:
         """The same for one that has been on its way for `network_ms`."""
         return self._link.estimate(now_s, self._window_at(now_s - network_ms / 1000.0))
 
-    def observe(self, up_bytes: float, down_bytes: float, network_ms: float, now_s: float) -> None:
-        """As `Link.observe`, into the window that there was when it was sent."""
-        self._link.observe(up_bytes, down_bytes, network_ms, now_s, self._window_at(now_s - network_ms / 1000.0))
+    def observe(
+        self, up_bytes: float, down_bytes: float, network_ms: float, now_s: float, *, at_least: bool = False
+    ) -> None:
+        """As `Link.observe` (`at_least`, too), into the window that there was when it was sent."""
+        window = self._window_at(now_s - network_ms / 1000.0)
+        self._link.observe(up_bytes, down_bytes, network_ms, now_s, window, at_least=at_least)
 
     def _window_at(self, at_s: float) -> tuple[float, float]:
         return self._window.at(at_s) if self._window is not None else OPEN

@@ -73,8 +73,9 @@ class Device:
         self.planner.add_model("m", known.card, known.profile, known.contract)
         self.planner.connected(max_message_bytes=1 << 28)
         self.planner.companion_ready("m", PLANS[OFFLOAD].tail_ms, 0.0)
-        assert SPLIT.cut is not None
-        self.planner.segment_ready("m", SPLIT.cut, PLANS[SPLIT].tail_ms)
+        if SPLIT in PLANS:
+            assert SPLIT.cut is not None
+            self.planner.segment_ready("m", SPLIT.cut, PLANS[SPLIT].tail_ms)
 
     def ping(self, path: Path) -> None:
         """As the uplink does in one tick: again at once where the planner wants to know more."""
@@ -147,3 +148,61 @@ def test_it_stays_where_the_link_became_no_better() -> None:
         device = Device(5.0, seed)
         device.other_requests(before, 80_000, 20.0)
         assert device.requests_here(after, 20) == 20
+
+
+TO_AND_FRO = {LOCAL: Stages(head_ms=90.0), OFFLOAD: Stages(up_bytes=100_000, tail_ms=18.0, down_bytes=4_000)}
+
+
+@dataclass
+class Asked(Device):
+    """A photo model, asked four times a second with 400 ms; where the companion is late, the device finishes."""
+
+    def ask(self, path: Path, seconds: float) -> list[tuple[float, Plan]]:
+        """(when, plan) of each."""
+        asked, until_s = [], self.now_s + seconds
+        while self.now_s < until_s:
+            began_s = self.now_s
+            plan = self.planner.decide("m", RequestFacts(budget_ms=400.0), edge_queue_ms=0.0, now_s=began_s).chosen.plan
+            asked.append((began_s, plan))
+            self._carry_out(plan, path)
+            self.ping(path)
+            while self.now_s < began_s + 0.25:
+                self.now_s = min(began_s + 0.25, self.now_s + TICK_S)
+                self.ping(path)
+        return asked
+
+    def _carry_out(self, plan: Plan, path: Path) -> None:
+        stages, here_ms = TO_AND_FRO[plan], TO_AND_FRO[LOCAL].head_ms
+        if plan == LOCAL:
+            self.now_s += here_ms / 1000.0
+            self.planner.observe_edge("m", LOCAL, "whole", here_ms)
+            return
+        ms, latest_ms = path.ms(self.rng, stages.up_bytes, stages.down_bytes), 400.0 - 1.05 * here_ms - 18.0
+        if ms + stages.tail_ms <= latest_ms:
+            self.now_s += (ms + stages.tail_ms) / 1000.0
+            self.planner.observe_transfer(stages.up_bytes, stages.down_bytes, ms, self.now_s)
+        else:
+            self.now_s += latest_ms / 1000.0
+            self.planner.observe_late(stages.up_bytes, stages.down_bytes, latest_ms - stages.tail_ms, self.now_s)
+            self.now_s += here_ms / 1000.0
+
+
+@pytest.mark.parametrize("bad", [Path(20.0, 0.5), Path(20.0, 1.0), Path(60.0, 0.5, 0.03)], ids=str)
+def test_three_requests_in_a_row_leave_again_within_five_seconds_of_a_link_that_was_slow_for_ten(
+    bad: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PLANS, LOCAL, TO_AND_FRO[LOCAL])
+    monkeypatch.setitem(PLANS, OFFLOAD, TO_AND_FRO[OFFLOAD])
+    monkeypatch.delitem(PLANS, SPLIT)
+    good = Path(20.0, 50.0)
+    for seed in range(SEEDS):
+        device = Asked(1.0, seed)
+        device.ask(good, 20.0)
+        assert device.ask(bad, 10.0)[-1][1] == LOCAL
+        back_s, before_bytes = device.now_s, device.ping_bytes
+        asked = device.ask(good, 5.0)
+        left = [plan != LOCAL for _, plan in asked]
+        first = next(n for n in range(len(left)) if left[n : n + 3] == [True] * 3)
+        assert asked[first + 2][0] - back_s < 5.0
+        # What is kept for a link that became another one.
+        assert device.ping_bytes - before_bytes <= 6 * 32_768

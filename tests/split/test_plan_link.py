@@ -210,3 +210,17 @@ def test_a_clock_that_goes_back_is_one_that_stood_still() -> None:
         connect(link, Wire(20.0, 10.0))
         link.observe(100_000, 64, 100.0, at_s)
     assert back.estimate(5.0) == still.estimate(5.0)
+
+
+def test_a_request_that_was_given_up_is_a_bound_and_not_a_time() -> None:
+    """From 50 to 1 Mbit/s: 100 KB take 820 ms and are given up after 269, 32 KB take 273; as times of their own the two
+    would be a longer round trip, which no ping of 20 ms takes back."""
+    link = Link()
+    now_s = serve(link, Wire(20.0, 50.0), 20, connect(link, Wire(20.0, 50.0)))
+    link.observe(100_000, 4_000, 269.0, now_s + 0.3, at_least=True)
+    link.observe(31_666, 0, 273.3, now_s + 0.6)
+    link.observe(64, 0, 20.5, now_s + 0.9)
+    link.observe(32_768, 0, 282.1, now_s + 1.2)
+    found = link.estimate(now_s + 1.3)
+    assert found.rtt_ms == pytest.approx(20.0, rel=0.2)
+    assert 0.008 / found.up_ms_per_byte == pytest.approx(1.0, rel=0.2)
