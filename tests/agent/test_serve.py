@@ -25,6 +25,7 @@ import pytest
 
 from agent import stages, waiting
 from agent.compute import Timed
+from agent.heartbeat import SILENCE_S
 from agent.intake import InferenceRequest, Intake
 from agent.journal import Journal, Outcome
 from agent.lateness import Lateness
@@ -32,7 +33,7 @@ from agent.planner import Planner
 from agent.room import Room
 from agent.serve import Serve
 from agent.served_model import ServedModel
-from agent.uplink import SILENCE_S, Uplink
+from agent.uplink import Uplink
 from split.codec.golden import golden_inputs, sample
 from split.codec.payload import decode, encode
 from split.errors import (

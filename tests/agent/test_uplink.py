@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.uplink import SILENCE_S
+from agent.heartbeat import SILENCE_S
 from split.errors import (
     ConnectionLost,
 )
