@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from scripts.benches import codec_plot
+from scripts.benches import codec_plot, codec_speech
 from scripts.benches.codec_curves import Curve, Estimate, Measurements, bytes_at, cheapest, ratio_at
 from scripts.benches.codec_rivals import Detail, measure, picture_rivals, plain_bytes, speech_rivals
 from scripts.benches.codec_splits import (
@@ -73,6 +73,8 @@ def prepare(*, quick: bool) -> None:
     for one in SUBJECTS if not quick else [subject(MAIN)]:
         with _skipped(one):
             calibration_of(one, MAIN_BOUND)
+            if one.speech:
+                codec_speech.prepare()
 
 
 def run(*, quick: bool, plot: Path | None = None) -> tuple[list[Figure], list[dict[str, Any]]]:

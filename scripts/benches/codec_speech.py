@@ -58,6 +58,13 @@ class Heard:
     frame: int
 
 
+def prepare() -> None:
+    """What the test needs beside what calibration has fetched; Unavailable where it cannot be had."""
+    _soundfile()
+    for clip in CLIPS["test"]:
+        models.file_path(clip)
+
+
 def windows(kind: Literal["calibration", "test"]) -> list[tuple[int, Heard, Array]]:
     """Source, place, and FP32 [1, 76, 32, 1] of every window; Unavailable where a package cannot be had."""
     found = []
