@@ -87,6 +87,8 @@ CURVE_POINTS: Final = 14
 """Requests that curves are measured on: 24, or one of each of up to 48 sources (few sources leave much open), as far as
 all runs stay within so many operations, at so many points. Of a model too slow for six, fewer cuts are calibrated, but
 three."""
+PICTURE_POINTS: Final = 5
+"""As many, of each size of each codec of pictures."""
 USUAL: Final = Fidelity(measure="relative", bound=0.05)
 """What curves are laid around where the contract allows nothing lossy."""
 
@@ -106,11 +108,14 @@ def calibrate(
     """Calibrate the model on these `inputs` (as `read_sources` takes them) and write the sidecar to `out`, in one step
     at the end: nothing is left of what failed.
 
-    `now_s`: what the budget is counted by; the processor time of one of `threads` if none is given, so that what else
-    the machine does changes nothing. InvalidRequest for inputs that do not fit, by name; InvalidModel when no cut of it
-    can be coded, or the file cannot be used; ModelUnavailable when it was replaced meanwhile.
+    `now_s`: what the budget is counted by; this thread's processor time if none is given (the runtime's other threads
+    work beside it), so that what else the machine does changes nothing. What there is no time for is left out.
+
+    InvalidRequest for inputs that do not fit, by name; InvalidModel when no cut of it can be coded, or the file cannot
+    be used; ModelUnavailable when it was replaced meanwhile.
     """
-    clock = now_s or (lambda: time.process_time() / threads)
+    clock = now_s or time.thread_time
+    until_s = clock() + budget_s
     before = FolderBefore(model_path)
     on_progress("reading the model", 0.0)
     model = load_model(model_path)
@@ -127,10 +132,16 @@ def calibrate(
         tables: dict[CutId, CutTables] = {}
         curves: dict[CutId, Curve] = {}
         spending = _Spending(
-            pool_s=PROBES_SHARE * budget_s, flops=[_probe_flops(model, worth) for worth in chosen], now_s=clock
+            pool_s=PROBES_SHARE * budget_s,
+            until_s=until_s,
+            flops=[_probe_flops(model, worth) for worth in chosen],
+            now_s=clock,
         )
         for number, worth in enumerate(chosen):
             on_progress(f"cut {number + 1} of {len(chosen)}", 0.15 + 0.7 * number / len(chosen))
+            if tables and clock() >= until_s:
+                log.warning("cut=%s is left out: there was no time for it", worth.cut.id)
+                continue
             try:
                 with bench.opened(worth.cut) as halves:
                     coded = CodedCut(halves, folds_of(sources))
@@ -138,7 +149,9 @@ def calibrate(
                         coded.learn(
                             bench.learnt(worth.cut), measure=bench.measure, probes=spending.probes, has_time=has_time
                         )
-                    curve_of, tables_of = coded.curve(held_out, bench.fidelity), coded.tables()
+                    has_time = spending.part_of(len(chosen) - number + 1)  # those that follow, and the pictures
+                    curve_of = coded.curve(held_out, bench.fidelity, has_time=has_time)
+                    tables_of = coded.tables()
                     _check(model, worth.cut.id, tables_of, curve_of)
                     curves[worth.cut.id], tables[worth.cut.id] = curve_of, tables_of
             except (EngineFailed, InvalidModel, CodecError, InvalidCalibration) as error:
@@ -146,7 +159,7 @@ def calibrate(
         if not tables:
             raise InvalidModel(f"{model_path}: no cut of it could be coded; isthmus check says which cuts it has")
         on_progress("pictures", 0.85)
-        pictures = bench.pictures(held_out)
+        pictures = bench.pictures(held_out, spending)
     calibration = Calibration(model=model.digest, inputs=len(sources), tables=tables, curves=curves, pictures=pictures)
     before.require_same(describe(model, [worth.cut for worth in chosen]))
     calibration = _write(calibration, out)
@@ -200,7 +213,8 @@ def _affordable(model: Model, worth: Sequence[Worth], input_bytes: float) -> lis
 
 def _curve_flops(model: Model, chosen: Sequence[Worth]) -> float:
     """Operations that the curves take for each request held out."""
-    runs = CURVE_POINTS * (2 + sum(1 - worth.share for worth in chosen))  # two: the pictures' codecs
+    pictures = PICTURE_POINTS * len(_ladders()) * len(PICTURE_CODECS)
+    runs = CURVE_POINTS * sum(1 - worth.share for worth in chosen) + pictures
     return runs * sum(node_flops(model)) or 1.0
 
 
@@ -211,10 +225,12 @@ def _held_out(model: Model, chosen: Sequence[Worth], sources: int) -> int:
 
 
 class _Spending:
-    """Divides the time for sensitivity among the cuts by what each one's takes."""
+    """Divides the time for sensitivity, `pool_s`, among the cuts by what each one's takes, and all there is until
+    `until_s` among the curves."""
 
-    def __init__(self, *, pool_s: float, flops: Sequence[float], now_s: Callable[[], float]) -> None:
+    def __init__(self, *, pool_s: float, until_s: float, flops: Sequence[float], now_s: Callable[[], float]) -> None:
         self._left_s = pool_s
+        self._until_s = until_s
         self._flops = flops
         self._now_s = now_s
         self.probes = max(PROBES_MIN, min(PROBES_MAX, int(PROBE_FLOPS / (sum(flops) or 1.0))))
@@ -224,9 +240,19 @@ class _Spending:
     def on(self, number: int) -> Iterator[Callable[[], bool]]:
         """Whether there is still time for this cut: its part of what the cuts before it left."""
         from_s = self._now_s()
-        until_s = from_s + self._left_s * self._flops[number] / (sum(self._flops[number:]) or 1.0)
-        yield lambda: self._now_s() < until_s
-        self._left_s = max(self._left_s - (self._now_s() - from_s), 0.0)
+        part_s = self._left_s * self._flops[number] / (sum(self._flops[number:]) or 1.0)
+        until_s = min(from_s + part_s, self._until_s)
+        try:
+            yield lambda: self._now_s() < until_s
+        finally:
+            self._left_s = max(self._left_s - (self._now_s() - from_s), 0.0)
+
+    def part_of(self, left: int) -> Callable[[], bool]:
+        """Whether there is still time for a curve: its part, with `left` of them still to be measured, itself among
+        them."""
+        from_s = self._now_s()
+        until_s = from_s + (self._until_s - from_s) / left
+        return lambda: self._now_s() < until_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,7 +367,7 @@ class _Bench:
         """By which outputs' changes are weighed; "" where the contract does not say."""
         return self.fidelity.measure if self.fidelity is not USUAL else ""
 
-    def pictures(self, held_out: Sequence[HeldOut]) -> dict[str, Curve]:
+    def pictures(self, held_out: Sequence[HeldOut], spending: _Spending) -> dict[str, Curve]:
         """The picture input as JPEG and WebP, by the same measures on the same requests; {} where there is none."""
         encoded = self.contract.encoded() if self.contract is not None else {}
         encoded = {
@@ -365,6 +391,7 @@ class _Bench:
             )
 
         found = {}
+        left = len(PICTURE_CODECS) * len(_ladders())
         for codec in PICTURE_CODECS:
             points: list[Point] = []
             for ladder in _ladders():
@@ -375,7 +402,9 @@ class _Bench:
                     finest=ladder[-1],
                     measure=self.fidelity.measure,
                     bound=self.fidelity.bound,
+                    has_time=spending.part_of(left),
                 )
+                left -= 1
             found[codec] = curve(points, len(requests))
         whole.close()
         return found

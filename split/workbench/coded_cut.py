@@ -148,8 +148,10 @@ class CodedCut:
             found.append(TensorTables(spec=spec, klt=scales.klt()))
         return CutTables(tensors=tuple(found), node_bitmap=self._halves.node_bitmap)
 
-    def curve(self, held_out: Sequence[HeldOut], fidelity: Fidelity) -> Curve:
-        """Rate against fidelity around that of the contract."""
+    def curve(
+        self, held_out: Sequence[HeldOut], fidelity: Fidelity, *, has_time: Callable[[], bool] = lambda: True
+    ) -> Curve:
+        """Rate against fidelity around that of the contract, at as many levels as there is time."""
         coders = [BoundaryTables(self.tables(fold), _NO_DIGEST) for fold in range(self._folds)]
         crossing = self._crossing_again(held_out)
 
@@ -183,6 +185,7 @@ class CodedCut:
             finest=0,
             measure=fidelity.measure,
             bound=fidelity.bound,
+            has_time=has_time,
             bytes_max=FRAMING_BYTES + _nbytes(next(crossing())[0]) / 4,  # int8, which is closer
         )
         return curve(points, len(held_out))

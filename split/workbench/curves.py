@@ -81,10 +81,12 @@ def trace(
     measure: str,
     bound: float,
     bytes_max: float = math.inf,
+    has_time: Callable[[], bool] = lambda: True,
 ) -> list[Point]:
     """Points from `COARSER` × `bound` to `FINER` × `bound` of `measure`, as far as levels between `coarsest` and
     `finest` (either may be the greater number) reach, in no order: `STRIDE` apart, two apart within a quarter to
-    twice the bound, and all between the two that have the bound between them. Not beyond `bytes_max`.
+    twice the bound, and all between the two that have the bound between them. Not beyond `bytes_max`,
+    and one at least, but no more without `has_time`.
 
     What is compared is what the mean is at most, and no level is believed to do better than a finer one was seen to:
     which errors a step makes on these requests is chance, and the luckiest of many levels would be the cheapest."""
@@ -103,12 +105,12 @@ def trace(
         return max(one.fidelity_high.get(measure, math.inf) for there, one in found.items() if there >= place)
 
     place = min(max(abs(start - coarsest), 0), span)
-    while off(place) < COARSER * bound and place > 0:
+    while off(place) < COARSER * bound and place > 0 and has_time():
         coarser = max(place - STRIDE, 0)
         if at(coarser).mean_bytes > (1 - WORTH) * at(place).mean_bytes:  # nothing is left to be saved
             break
         place = coarser
-    while place < span and off(place) > FINER * bound and at(place).mean_bytes < bytes_max:
+    while place < span and has_time() and off(place) > FINER * bound and at(place).mean_bytes < bytes_max:
         place = min(place + STRIDE, span)
     for gap in (2, 1):
         for low, high in pairwise(sorted(found)):
@@ -116,7 +118,8 @@ def trace(
             near = fine < 2 * bound and coarse > bound / 4 if gap == 2 else fine <= bound < coarse
             if near and high - low > gap:
                 for between in range(low + gap, high, gap):
-                    at(between)
+                    if has_time():
+                        at(between)
     return _humble([one for _, one in sorted(found.items())])
 
 

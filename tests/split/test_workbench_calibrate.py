@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
 from pathlib import Path
 from typing import Any
 
@@ -176,20 +176,11 @@ def test_the_same_inputs_give_the_same_file(place: Place, made: Calibration, tmp
 
 
 def test_without_time_the_transform_goes_by_variance_and_says_so(
-    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock = iter(range(10**6))
+    monkeypatch.setattr("split.workbench.calibrate.PROBES_SHARE", 0.0)
     with caplog.at_level(logging.WARNING):
-        found = calibrate(
-            place.model,
-            place.inputs,
-            tmp_path / "hurried.isthmus",
-            contract=CLOSE,
-            engine=OrtEngine(),
-            threads=1,
-            budget_s=0.5,
-            now_s=lambda: float(next(clock)),
-        )
+        found = calibrated(place, tmp_path / "hurried.isthmus")
     assert "0 of 12 inputs were asked how the outputs move" in caplog.text
     assert "its transform goes by variance alone" in caplog.text
     _, klt = narrow_klt(found)
@@ -340,3 +331,33 @@ def test_of_boundaries_too_large_to_keep_one_request_of_each_fold_is_learnt_from
     found = calibrated(place, tmp_path / "large.isthmus")
     assert learnt == [[0, 1, 2]] * len(found.tables)
     assert {curve.inputs for curve in found.curves.values()} == {12}
+
+
+@pytest.mark.parametrize("calls", [1, 60])
+def test_when_time_is_out_what_was_measured_by_then_is_written(
+    place: Place, made: Calibration, tmp_path: Path, calls: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = chain(repeat(0.0, calls), repeat(1e9))
+    calibrate(
+        place.model,
+        place.inputs,
+        tmp_path / "late.isthmus",
+        contract=CLOSE,
+        engine=OrtEngine(),
+        threads=1,
+        now_s=lambda: next(clock),
+    )
+    found = read_calibration(tmp_path / "late.isthmus", made.model)
+    assert found is not None
+    [(cut, curve)] = found.curves.items()
+    assert 1 <= len(curve.points) < len(made.curves[cut].points)
+    assert caplog.text.count("is left out: there was no time for it") == 2
+
+
+def test_the_budget_is_counted_in_time_of_this_thread_whatever_the_runtime_may_use(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Divided by the threads of the runtime, what numpy does on one of them would count a quarter."""
+    monkeypatch.setattr("time.thread_time", chain(repeat(0.0, 1), repeat(1e9)).__next__)
+    found = calibrate(place.model, place.inputs, tmp_path / "out", contract=CLOSE, engine=OrtEngine(), threads=2)
+    assert len(found.tables) == 1

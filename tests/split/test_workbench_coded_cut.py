@@ -135,7 +135,8 @@ def test_what_crosses_is_made_again_where_it_is_too_much_to_keep(kept: int, monk
         coded.learn(spread(sources, 6), measure="relative", probes=2, has_time=lambda: True)
         learnt_from = len(opened.head.asked)
         held_out = [
-            HeldOut(fold=fold, inputs=request, expected=Linear().run(request())) for fold, request in spread(sources, 6)
+            HeldOut(source=source, inputs=request, expected=Linear().run(request()))
+            for source, request in spread(sources, 6)
         ]
         found = coded.curve(held_out, Fidelity(measure="relative", bound=0.01))
         return found, len(opened.head.asked) - learnt_from
