@@ -392,10 +392,13 @@ class KnownModel:
         match stage:
             case "head" | "whole":
                 known_ms, profiled_ms = self.table.costs[Column.HEAD], self.measured.costs[Column.HEAD]
-                drift = self.edge.observe(measured_ms, float(known_ms[row]) * self.slowdown)
+                # So short a head tells what a call costs, not how fast the device is.
+                tells = stage == "whole" or float(profiled_ms[row]) > Residual.CALL_MS
+                expected_ms = float(known_ms[row]) * self.slowdown
+                drift = self.edge.observe(measured_ms, expected_ms) if tells else self.edge.ratio
                 estimated = bool(self.measured.doubt[row] > 1.0)
                 residual = self.head_residuals.setdefault(key, Residual(estimated=estimated))
-                residual.observe(measured_ms, float(profiled_ms[row]) * drift * self.slowdown)
+                residual.observe(measured_ms / self.slowdown, float(profiled_ms[row]) * drift)
                 now_ms = float(profiled_ms[row]) * residual.ratio
                 proven = residual.proven and self.table.doubt[row] > 1.0
                 if proven or abs(now_ms - float(known_ms[row])) > WORTH_A_TABLE * now_ms:

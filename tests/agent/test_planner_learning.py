@@ -96,6 +96,26 @@ def test_a_tiny_model_whose_difference_lies_beside_all_stages_stays_here() -> No
     assert alone.predicted_ms == pytest.approx(here.predicted_ms)
 
 
+def test_a_head_that_is_all_call_is_learned_as_it_is_served_and_says_nothing_of_the_device() -> None:
+    """0.03 ms in the profile's loop, 0.12 when served, as those of Silero-VAD; the whole takes what was profiled."""
+    cut = msgspec.structs.replace(PROFILE.cuts[0], head_ms=0.03)
+    planner = Planner(slowdown=20.0)
+    planner.add_model("m", CARD, msgspec.structs.replace(PROFILE, cuts=(cut,)), CONTRACT)
+    planner.connected(max_message_bytes=1 << 28)
+    planner.companion_ready("m", 10.0, 0.5)
+    planner.segment_ready("m", CUT, 7.0)
+    forced = dataclasses.replace(TENSOR, mode=Placement.SPLIT)
+    assert choose(planner, forced).chosen.stages_ms["head"] == pytest.approx(0.6)
+    for _ in range(12):
+        planner.observe_edge("m", SPLIT, "head", 20 * 0.12)
+    assert choose(planner, forced).chosen.stages_ms["head"] == pytest.approx(2.4, rel=0.15)
+    for _ in range(3):  # taken off the processor
+        planner.observe_edge("m", SPLIT, "head", 20 * 40.0)
+    assert choose(planner, forced).chosen.stages_ms["head"] < 20 * (0.03 + 0.2) * 1.01
+    here = dataclasses.replace(TENSOR, mode=Placement.LOCAL)
+    assert choose(planner, here).chosen.stages_ms["head"] == pytest.approx(2_000.0, rel=0.01)
+
+
 def test_replies_that_weigh_a_thousand_times_what_was_told_are_expected_so_after_one() -> None:
     """The profile tells 40 bytes down; 40,000 come. At 100 Mbit/s they take 3.2 ms."""
     planner = connected_planner()
