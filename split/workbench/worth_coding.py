@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from split.codec.calibration import LAYOUTS
 from split.graph.cuts import Cut
 from split.graph.model import Model
 from split.tensor import Array, Tensors, TensorSpec
@@ -39,6 +40,10 @@ SAVING_MIN: Final = 0.1
 """A deeper cut must send so much less than one before it: the estimate is no better."""
 POSITIONS_MAX: Final = 2048
 """Of one tensor that are looked at: of larger ones some rows of blocks."""
+RANKED_COST_MAX: Final = 1e10
+"""Of all boundaries, channels² × (positions + channels) each: ten seconds. Of a model with more, boundaries are
+compared on fewer of their channels, and wide ones then look a little dearer than they are."""
+RANKED_CHANNELS_MIN: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,17 +65,31 @@ def layout_of(tensors: Sequence[Array], spec: TensorSpec) -> str:
     return best if best and math.isfinite(sizes[best]) else ""
 
 
-def expected_bytes(tensors: Sequence[Array], spec: TensorSpec) -> float:
-    """Of a boundary tensor as seen for a few inputs, one request's bytes at `NOISE_SHARE`; its size where it is not
-    transformed."""
+def expected_bytes(tensors: Sequence[Array], spec: TensorSpec, *, channels_max: int = TRANSFORMED_MAX) -> float:
+    """Of a boundary tensor as seen for a few inputs, one request's bytes at `NOISE_SHARE`, by `channels_max` of its
+    channels; its size where it is not transformed."""
     layouts = layouts_of(spec, tensors[0].shape, channels_max=TRANSFORMED_MAX)
     plain = float(np.mean([array.nbytes for array in tensors]))
-    return min((plain, *(_transformed_bytes(tensors, layout) for layout in layouts)))
+    return min((plain, *(_transformed_bytes(tensors, layout, channels_max) for layout in layouts)))
 
 
-def _transformed_bytes(tensors: Sequence[Array], layout: str) -> float:
+def channels_within(boundaries: Sequence[tuple[TensorSpec, tuple[int, ...]]], cost_max: float) -> int:
+    """By how many channels these boundaries (spec and shape) can be compared at this cost: `TRANSFORMED_MAX`, or half
+    of it, or a quarter … `RANKED_CHANNELS_MIN` at least."""
+    sizes = []
+    for spec, shape in boundaries:
+        for layout in layouts_of(spec, shape, channels_max=TRANSFORMED_MAX):
+            channels = shape[LAYOUTS[layout][1]]
+            sizes.append((channels, min(math.prod(shape) // channels, POSITIONS_MAX)))
+    most = TRANSFORMED_MAX
+    while most > RANKED_CHANNELS_MIN and sum(min(c, most) ** 2 * (p + min(c, most)) for c, p in sizes) > cost_max:
+        most //= 2
+    return most
+
+
+def _transformed_bytes(tensors: Sequence[Array], layout: str, channels_max: int = TRANSFORMED_MAX) -> float:
     """By the variances of the principal components' coefficients; inf where a value is not finite."""
-    parts = [_part(array, layout) for array in tensors]
+    parts = [_part(array, layout, channels_max) for array in tensors]
     statistics = Statistics(layout="NCHW")
     for part in parts:
         statistics.add(part)
@@ -82,9 +101,11 @@ def _transformed_bytes(tensors: Sequence[Array], layout: str) -> float:
     return float(each * tensors[0].size)
 
 
-def _part(array: Array, layout: str) -> Array:
-    """FP32 [batch, channels, rows, columns], of large planes every so manieth row of blocks."""
+def _part(array: Array, layout: str, channels_max: int) -> Array:
+    """FP32 [batch, channels, rows, columns], of large planes every so manieth row of blocks, of many channels some."""
     x = planes(array, layout).astype(np.float32)
+    if x.shape[1] > channels_max:
+        x = x[:, np.arange(channels_max) * x.shape[1] // channels_max]
     n, channels, rows, columns = x.shape
     side = block_of(rows, columns)[0]
     every = -(-n * rows * columns // POSITIONS_MAX)
@@ -153,13 +174,16 @@ def rank(
     bytes_max: int,
 ) -> list[Worth]:
     """Each cut with the bytes it is expected to send. `seen`: these values for a few requests."""
+    crossing = dict.fromkeys(name for cut in cuts for name in cut.boundary)
+    specs = {name: spec for name in crossing if isinstance(spec := model.crossing(name), TensorSpec)}
+    shapes = [(spec, tuple(model.shapes.get(name, ()))) for name, spec in specs.items()]
+    channels_max = channels_within([(spec, shape) for spec, shape in shapes if shape], RANKED_COST_MAX)
     sizes: dict[str, float] = {}
     for names in boundaries(model, cuts, bytes_max):
         found = seen(names)
         for name in names:
-            spec = model.crossing(name)
-            assert isinstance(spec, TensorSpec), "a legal cut's boundary crosses"
-            sizes[name] = expected_bytes([tensors[name] for tensors in found], spec)
+            assert name in specs, "a legal cut's boundary crosses"
+            sizes[name] = expected_bytes([tensors[name] for tensors in found], specs[name], channels_max=channels_max)
     return [
         Worth(
             cut=cut,

@@ -28,6 +28,7 @@ from split.runtime.segment import OrtEngine
 from split.tensor import Array
 from split.workbench.calibrate import calibrate
 from split.workbench.coded_cut import CodedCut
+from split.workbench.klt_tables import Statistics
 from split.workbench.sources import Request
 
 NET = """<ir_version: 8, opset_import: ["" : 18]>
@@ -361,3 +362,22 @@ def test_the_budget_is_counted_in_time_of_this_thread_whatever_the_runtime_may_u
     monkeypatch.setattr("time.thread_time", chain(repeat(0.0, 1), repeat(1e9)).__next__)
     found = calibrate(place.model, place.inputs, tmp_path / "out", contract=CLOSE, engine=OrtEngine(), threads=2)
     assert len(found.tables) == 1
+
+
+def test_of_a_model_with_very_many_boundaries_the_ranking_looks_at_fewer_channels(
+    place: Place, made: Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[int] = []
+    add = Statistics.add
+
+    def counted(self: Statistics, array: Array) -> None:
+        looked_at.append(array.shape[1])
+        add(self, array)
+
+    monkeypatch.setattr("split.workbench.worth_coding.RANKED_COST_MAX", 1.0)
+    monkeypatch.setattr("split.workbench.worth_coding.RANKED_CHANNELS_MIN", 2)
+    monkeypatch.setattr(Statistics, "add", counted)
+    monkeypatch.setattr("split.workbench.calibrate.choose", lambda worth, *_, **__: [])
+    with pytest.raises(InvalidModel):
+        calibrated(place, tmp_path / "many.isthmus")
+    assert set(looked_at) == {2}

@@ -14,7 +14,7 @@ from split.ids import CutId
 from split.profiles.measured import Point
 from split.tensor import TensorSpec
 from split.workbench.curves import curve, point, trace
-from split.workbench.worth_coding import Worth, choose, expected_bytes, layout_of
+from split.workbench.worth_coding import Worth, channels_within, choose, expected_bytes, layout_of
 
 
 def worth(share: float, nbytes: float) -> Worth:
@@ -80,6 +80,31 @@ def test_channels_are_told_by_the_layout_that_codes_shortest() -> None:
     assert layout_of(tokens, spec("n", 20, 24)) == "NTC"
     assert layout_of([array.transpose(0, 2, 1) for array in tokens], spec("n", 24, 20)) == "NCT"
     assert layout_of([np.full((1, 20, 24), np.inf, np.float32)], spec("n", 20, 24)) == ""
+
+
+def test_some_of_many_channels_tell_what_all_cost_where_none_is_like_another() -> None:
+    random = np.random.default_rng(3)
+    tensors = [random.normal(0, 1, (1, 256, 16, 16)).astype(np.float32) for _ in range(3)]
+    by_all, by_some = (expected_bytes(tensors, spec("n", 256, 16, 16), channels_max=most) for most in (512, 64))
+    assert by_some == pytest.approx(by_all, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("count", "channels_max"),
+    [
+        (1, 512),  # 512² × (784 + 512) = 3.4e8 each
+        (29, 512),
+        (30, 256),  # 256² × (784 + 256) = 6.8e7 each
+        (146, 256),
+        (147, 128),
+        (100_000, 32),
+    ],
+)
+def test_the_more_and_the_wider_boundaries_there_are_the_fewer_channels_they_are_compared_by(
+    count: int, channels_max: int
+) -> None:
+    assert channels_within([(spec("n", 512, 28, 28), (1, 512, 28, 28))] * count, 1e10) == channels_max
+    assert channels_within([(spec("n", 600, 600, 600), (1, 600, 600, 600))] * count, 1e10) == 512  # not transformed
 
 
 def measured(level: int) -> Point:
