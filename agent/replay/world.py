@@ -159,7 +159,7 @@ class World:
     """Whether a request ends at its deadline with an error, as in the daemon; otherwise late answers count as late as
     they come, which tells policies apart."""
     lost_after_s: float = 5.0
-    """A link that is down for longer loses its connection (`SILENCE_S` of `agent/uplink.py`)."""
+    """A link that is down for longer loses its connection (`SILENCE_S` of `agent/heartbeat.py`)."""
     back_after_s: float = 1.0
     """From the link's return until requests can be sent again: dialling and opening."""
     paced_after_s: float | None = 0.3

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from agent.first_flight import FirstFlight
-from agent.openings import BULK_WINDOW_BYTES, CHUNK_BYTES, Openings
+from agent.openings import Openings
 from agent.planner import Planner
 from agent.served_model import ServedModel
+from agent.sharing import BULK_WINDOW_BYTES, CHUNK_BYTES
 from cloud.store import ModelStore
 from cloud.uploads import Wanted
 from split.codec.payload import encode
