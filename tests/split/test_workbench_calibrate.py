@@ -6,11 +6,12 @@ import json
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise, repeat
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx
 import onnx.parser
@@ -18,6 +19,7 @@ import pytest
 from PIL import Image
 
 from agent.cli import run
+from agent.commands.calibrate import _table
 from split.codec.calibration import Calibration, Klt, read_calibration
 from split.codec.fidelity import divergence
 from split.codec.klt import BoundaryTables, decode_klt, encode_klt
@@ -261,6 +263,26 @@ def test_the_command_writes_beside_the_model_and_prints_each_cut_at_the_contract
     assert {cut["id"] for cut in shown["cuts"]} == set(found.tables)
     assert shown["cuts"][0]["boundary"][0]["name"] == "a"  # the shallowest first
     assert all(cut["curve"]["points"] for cut in shown["cuts"])
+
+    curves = {
+        cut: msgspec.structs.replace(
+            curve,
+            points=tuple(
+                msgspec.structs.replace(one, fidelity={"relative": 0.01}, fidelity_high={"relative": 0.01 * wide})
+                for one in curve.points
+            ),
+        )
+        for wide, (cut, curve) in zip((1.2, 2.4), found.curves.items(), strict=False)
+    }
+    tables = {cut: found.tables[cut] for cut in curves}
+    wide = replace(found, tables=tables, curves=curves)
+    asked = Fidelity(measure="relative", bound=0.05)
+    lines = list(_table(version / "calibration.isthmus", wide, asked))
+    assert any("0.01      0.024" in line for line in lines)
+    assert lines[-1].startswith("12 inputs: the bound is held with a wide margin; more of them")
+    first = dict(list(curves.items())[:1])
+    narrow = replace(found, tables={cut: tables[cut] for cut in first}, curves=first)
+    assert "margin" not in list(_table(version / "calibration.isthmus", narrow, asked))[-1]
 
 
 def test_the_command_refuses_bad_inputs_by_name_and_leaves_the_old_calibration(
