@@ -30,6 +30,16 @@ def test_a_model_that_does_not_run_where_its_contract_would_rather_have_it_says_
     assert said.strip() == note
 
 
+def test_how_many_lossy_answers_were_checked_and_how_many_came_since_stands_below_their_model() -> None:
+    of_klt = {"checked": 8, "beyond_bound": 1, "mean_of_bound": 0.4321, "unchecked": 37}
+    of_jpeg = {"checked": 0, "beyond_bound": 0, "mean_of_bound": 0.0, "unchecked": 600}
+    model = {"name": "net", "state": "READY", "spot_checks": {"klt": of_klt, "jpeg": of_jpeg}}
+    *_, row, jpeg, klt = _lines({"models": [model]})
+    assert row.startswith("net")
+    assert jpeg.strip() == "codec jpeg: 600 answers, none checked yet"
+    assert klt.strip() == "codec klt: 8 answers checked, 0.43 of the bound on average; 37 answers since the last check"
+
+
 def test_companions_that_cannot_be_reached_stand_below_the_one_in_use_with_the_reason() -> None:
     unreached = {"address": "b:1", "code": "SECURITY", "reason": "of another CA", "next_try_s": 58.2}
     lines = list(_lines({"companion": {"address": "a:1", "state": "connected", "unreached": [unreached]}}))

@@ -1,4 +1,4 @@
-"""What a scrape says of the connection to the companion."""
+"""What a scrape says of the connection to the companion, and of answers that came over it lossily."""
 
 from __future__ import annotations
 
@@ -27,6 +27,13 @@ def facts(lane: str) -> LinkFacts:
 
 def scrape(link: Observation | None) -> str:
     return Metrics(Journal(), version="1", gauges={}, link=lambda: link).render().decode()
+
+
+def test_lossy_answers_that_nobody_checked_are_told_by_model_and_codec() -> None:
+    journal = Journal()
+    journal.unchecked("net", "klt", 600)
+    text = Metrics(journal, version="1", gauges={}, link=lambda: None).render().decode()
+    assert 'isthmus_unchecked_answers{codec="klt",model="net"} 600.0\n' in text
 
 
 def test_both_connections_are_told_by_lane_in_base_units() -> None:
