@@ -109,7 +109,7 @@ def _as_written(number: int, model: str, sizes: tuple[int, ...], table: PlanTabl
                 fine(costs[Column.REPLY]),
                 fine(costs[Column.FINISH]),
                 sum(bool(level[row]) for level in table.allowed),
-                table.fidelity[row],
+                table.fidelity(row)[0],
             )
             for row, costs in enumerate(table.costs.T.tolist())
         ),

@@ -24,7 +24,7 @@ import zstandard
 
 from split.errors import InvalidCalibration, InvalidRequest
 from split.ids import CutId, ModelDigest
-from split.profiles.measured import Point
+from split.profiles.measured import Point, cheapest
 from split.tensor import RANK_MAX, Array, TensorSpec
 
 CALIBRATION_FILE: Final = "calibration.isthmus"
@@ -118,7 +118,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
 
     def within(self, measure: str, bound: float) -> Point | None:
         """The cheapest measured point that keeps `bound` of `measure`; None where none does."""
-        return next((point for point in self.points if point.within(measure, bound)), None)
+        return cheapest(self.points, measure, bound)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -42,7 +42,7 @@ def only_local(plans: int) -> Flags:
 
 def never(table: PlanTable, facts: RequestFacts, row: int) -> str:
     """Why this plan can never run for this request, whatever the companion does; "" when it can."""
-    why = table.why_not[_level(facts)][row]
+    why = table.why_not(_level(facts), row, facts.fidelity)
     if not why and table.plans[row].codec == "encoded" and not facts.encoded_bytes:
         return "the input came as tensors, not encoded"
     return why

@@ -64,7 +64,7 @@ def decide(
         said = (
             why() if explored is None else f"{table.labels[row]} runs instead of {table.labels[best]}, {explored.why}"
         )
-        setting = setting_text(table, row)
+        setting = setting_text(table, facts, row)
         return prefix + said + (f" ({setting})" if setting else "") + (suffix if forced else bound(compared, best))
 
     return Decision(

@@ -87,7 +87,7 @@ def estimate(
         sigma_ms=(risk_ms - predicted_ms) / table.objective.sigmas,
         stages_ms=stages_ms,
         bytes=round(up_bytes),
-        fidelity=table.fidelity[row],
+        fidelity=table.fidelity(row)[0],
         level=table.bounded.levels[row],
         allowed=not why_not,
         why_not=why_not,
@@ -99,15 +99,15 @@ def estimate(
     )
 
 
-def setting_text(table: PlanTable, row: int) -> str:
+def setting_text(table: PlanTable, facts: RequestFacts, row: int) -> str:
     """How a codec with settings keeps to the bound, as `klt at level 128: 2.4 KB, kl 0.021, at most 0.031
     of 0.036 allowed`; "" for
     any other plan."""
-    level, found, high = table.bounded.levels[row], table.fidelity[row], table.bounded.fidelity_high[row]
+    level, (found, high) = table.bounded.levels[row], table.fidelity(row)
     if level is None or found is None or high is None:
         return ""
     size, codec = float(table.costs[Column.UP, row]), table.plans[row].codec
-    bound, measure = table.bounded.bound, table.rows.measure
+    bound, measure = table.rows.bound if facts.fidelity is None else facts.fidelity, table.rows.measure
     off = f"{measure} {found:.2g}, at most {high:.2g} of {bound:.2g} allowed"
     return f"{codec} at level {level}: {size / 1000:.1f} KB, {off}"
 

@@ -8,6 +8,7 @@ bound: nothing is interpolated. So a closer bound (`isthmus.fidelity`) gives the
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -17,13 +18,13 @@ import numpy as np
 from split.plan.observation import Flags, Floats
 from split.plan.plan import LOSSLESS_CODECS, Placement, Plan
 from split.profiles.contract import PRIVACY_ORDER, Contract
-from split.profiles.measured import CodecCosts, Point
+from split.profiles.measured import CodecCosts, Point, cheapest
 
 P95_SIGMAS: Final = 1.645
 """The 95 % quantile of a normal distribution lies so many σ above its mean."""
 
 BOUNDS_KEPT_MAX: Final = 32
-"""Bounds that requests may ask for at once without one being worked out anew: 2 KB each for 100 plans."""
+"""Ranges of bounds that requests may ask for at once without one being worked out anew: 5 KB each for 100 plans."""
 
 MEASURED_BY: Final = {"klt": "isthmus calibrate", "jpeg": "isthmus calibrate", "webp": "isthmus calibrate"}
 """What measures a codec's fidelity; of all others it is `isthmus profile`."""
@@ -46,19 +47,32 @@ class Row:
     """Model inputs that can be read off what travels."""
     doubt: float = 1.0
 
-    def sent(self, measure: str, bound: float) -> Point:
-        """What it sends, and how far off the outputs are then: the cheapest setting within `bound` of `measure`; where
-        none is, the closest (the caller says that it is not allowed). For a codec without settings as measured."""
+    def settings(self, measure: str) -> tuple[Sequence[float], Sequence[Point]]:
+        """Ascending bounds of `measure` from which on another point is what it sends, and what it sends below the first
+        of them and from each on: the cheapest setting inside, below the first the closest (the caller says that it is
+        not allowed). A codec without settings sends what was measured."""
         codec = self.codec
         if codec is None:
-            return _NOTHING
+            return (), (_NOTHING,)
         if not codec.curve:
             worst = codec.fidelity  # of the golden inputs: nothing is above it
-            return Point(level=-1, mean_bytes=codec.bytes, p95_bytes=codec.bytes, fidelity=worst, fidelity_high=worst)
-        within = [point for point in codec.curve if point.within(measure, bound)]
-        if within:
-            return min(within, key=lambda point: point.mean_bytes)
-        return min(codec.curve, key=lambda point: point.fidelity_high.get(measure, math.inf))
+            only = Point(level=-1, mean_bytes=codec.bytes, p95_bytes=codec.bytes, fidelity=worst, fidelity_high=worst)
+            return (), (only,)
+        bounds: list[float] = []
+        points = [min(codec.curve, key=lambda point: _high(point, measure))]
+        for bound in sorted({_high(point, measure) for point in codec.curve} - {math.inf}):
+            found = cheapest(codec.curve, measure, bound)
+            assert found is not None, "the point itself"
+            if not bounds or found is not points[-1]:
+                bounds.append(bound)
+                points.append(found)
+        return bounds, points
+
+
+def _high(point: Point, measure: str) -> float:
+    """What the mean is at most; infinite where that is not known, or no number."""
+    high = point.fidelity_high.get(measure, math.inf)
+    return math.inf if math.isnan(high) else high
 
 
 _NOTHING: Final = Point(level=-1, mean_bytes=0, p95_bytes=0, fidelity={}, fidelity_high={})
@@ -66,83 +80,98 @@ _NOTHING: Final = Point(level=-1, mean_bytes=0, p95_bytes=0, fidelity={}, fideli
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Within:
-    """All rows within one bound, as columns in their order."""
+    """All rows within a range of bounds that makes no difference to any, as columns in their order."""
 
-    bound: float
+    key: int
+    """Number of the range."""
+    points: tuple[Point, ...]
+    """What is sent."""
     up: Floats
     """Mean payload bytes; 0 for encoded, whose size the request brings."""
     up_sigma: Floats
     """Their standard deviation from request to request: 0 but for codecs with settings."""
     levels: tuple[int | None, ...]
     """The setting; None for a codec that has none."""
-    fidelity: tuple[float | None, ...]
-    """By the contract's measure, in the mean; None for a lossless plan and for one not measured."""
-    fidelity_high: tuple[float | None, ...]
-    """What that mean is at most: the side of it that is held against the bound."""
     allowed: tuple[Flags, Flags, Flags]
     """Per privacy level in the order of `PRIVACY_ORDER`."""
-    why_not: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
-    """The constraint behind each False, as a sentence; "" where allowed."""
 
 
 class Rows:
-    """Of one model under one contract, on a device that runs models on `runs_on` (as for `PlanTable.build`)."""
+    """Of one model under one contract, on a device that runs models on `runs_on` (as for `PlanTable.build`).
+
+    Any request may ask for a bound of its own. Few of them differ in what they make of the plans: what is worked out is
+    kept for the range of bounds, and sentences are made when asked for.
+    """
 
     def __init__(self, rows: Sequence[Row], contract: Contract, runs_on: Sequence[str] | None) -> None:
         self.rows = tuple(rows)
         self.measure, self.bound = contract.data.fidelity.measure, contract.data.fidelity.bound
         self._contract = contract
-        self._runs_on = runs_on
-        self._kept: dict[float, Within] = {}
+        self._settings = [row.settings(self.measure) for row in self.rows]
+        self._lossy = [row.plan.codec is not None and row.plan.codec not in LOSSLESS_CODECS for row in self.rows]
+        self._forbidden = _all_forbidden(self.rows, contract, runs_on)
+        self._may = tuple(np.array([not why for why in level]) for level in self._forbidden)
+        points = (
+            point for lossy, (_, of_row) in zip(self._lossy, self._settings, strict=True) if lossy for point in of_row
+        )
+        self._ranges = sorted({_high(point, self.measure) for point in points} - {math.inf})
+        """Where one begins, with its first bound in it."""
+        self._kept: dict[int, Within] = {}
 
-    def within(self, bound: float) -> Within:
-        """What they send within `bound`, at most the contract's."""
-        if (known := self._kept.get(bound)) is not None:
+    def key(self, bound: float) -> int:
+        """Number of the range that `bound` lies in."""
+        return bisect_right(self._ranges, bound)
+
+    def within(self, key: int) -> Within:
+        """What they send within the bounds of this range."""
+        if (known := self._kept.get(key)) is not None:
             return known
         while len(self._kept) >= BOUNDS_KEPT_MAX:
             del self._kept[next(iter(self._kept))]
-        found = self._kept[bound] = self._within(bound)
-        return found
-
-    def _within(self, bound: float) -> Within:
-        measure = self.measure
-        sent = [row.sent(measure, bound) for row in self.rows]
-        up = np.array([point.mean_bytes for point in sent], dtype=np.float64)
-        p95 = np.array([point.p95_bytes for point in sent], dtype=np.float64)
-        why_not = self._why_not(sent, bound)
-        return Within(
-            bound=bound,
+        bound = self._ranges[key - 1] if key else -math.inf
+        points = tuple(points[bisect_right(bounds, bound)] for bounds, points in self._settings)
+        up, p95 = np.array([(point.mean_bytes, point.p95_bytes) for point in points], dtype=np.float64).T
+        fits = np.array(
+            [not lossy or point.within(self.measure, bound) for lossy, point in zip(self._lossy, points, strict=True)]
+        )
+        one, two, three = self._may
+        found = self._kept[key] = Within(
+            key=key,
+            points=points,
             up=up,
             up_sigma=np.maximum(p95 - up, 0.0) / P95_SIGMAS,
-            levels=tuple(point.level if point.level >= 0 else None for point in sent),
-            fidelity=self._lossy([point.fidelity for point in sent]),
-            fidelity_high=self._lossy([point.fidelity_high for point in sent]),
-            allowed=(_flags(why_not[0]), _flags(why_not[1]), _flags(why_not[2])),
-            why_not=why_not,
+            levels=tuple(point.level if point.level >= 0 else None for point in points),
+            allowed=(one & fits, two & fits, three & fits),
         )
+        return found
 
-    def _lossy(self, measured: Sequence[dict[str, float]]) -> tuple[float | None, ...]:
-        return tuple(
-            None if row.plan.codec is None or row.plan.codec in LOSSLESS_CODECS else values.get(self.measure)
-            for row, values in zip(self.rows, measured, strict=True)
-        )
+    def fidelity(self, within: Within, row: int) -> tuple[float | None, float | None]:
+        """By the contract's measure, in the mean and at most; None for a lossless plan and for what is not measured."""
+        point = within.points[row]
+        if not self._lossy[row]:
+            return None, None
+        return point.fidelity.get(self.measure), point.fidelity_high.get(self.measure)
 
-    def _why_not(self, sent: Sequence[Point], bound: float) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-        contract = self._contract
-        private = {spec.name for spec in contract.data.inputs if spec.privacy != "any"}
-        # A local-only input forbids all that is computed from it; which tensors are is not known, so everything.
-        local_only = contract.strictest_privacy() == "local-only"
-        least = 2 if local_only else PRIVACY_ORDER.index(contract.data.privacy)
-        reasons = tuple(
-            tuple(
-                _forbidden(row, max(level, least), private, contract, self._runs_on)
-                or _too_far(row, point, contract, bound)
-                for row, point in zip(self.rows, sent, strict=True)
-            )
-            for level in range(3)
-        )
-        assert len(reasons) == 3
-        return reasons
+    def why_not(self, within: Within, level: int, row: int, bound: float | None = None) -> str:
+        """The constraint that forbids this row, at a privacy level in the order of `PRIVACY_ORDER` and within `bound`
+        (None: the contract's), as a sentence; "" where it is allowed."""
+        why = self._forbidden[level][row]
+        if why or not self._lossy[row]:
+            return why
+        return _too_far(self.rows[row], within.points[row], self._contract, self.bound if bound is None else bound)
+
+
+def _all_forbidden(
+    rows: Sequence[Row], contract: Contract, runs_on: Sequence[str] | None
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    private = {spec.name for spec in contract.data.inputs if spec.privacy != "any"}
+    # A local-only input forbids all that is computed from it; which tensors are is not known, so everything.
+    local_only = contract.strictest_privacy() == "local-only"
+    least = 2 if local_only else PRIVACY_ORDER.index(contract.data.privacy)
+    one, two, three = (
+        tuple(_forbidden(row, max(level, least), private, contract, runs_on) for row in rows) for level in range(3)
+    )
+    return one, two, three
 
 
 def _forbidden(row: Row, level: int, private: set[str], contract: Contract, runs_on: Sequence[str] | None) -> str:
@@ -175,8 +204,7 @@ def _forbidden(row: Row, level: int, private: set[str], contract: Contract, runs
 def _too_far(row: Row, point: Point, contract: Contract, bound: float) -> str:
     """Why a lossy plan does not keep to the bound; "" when it does."""
     codec, measure = row.plan.codec, contract.data.fidelity.measure
-    if codec is None or codec in LOSSLESS_CODECS:
-        return ""
+    assert codec is not None, "a lossy plan"
     found = point.fidelity_high.get(measure)
     if found is None:
         return f"fidelity not measured ({measure} of codec {codec}); run {MEASURED_BY.get(codec, 'isthmus profile')}"
@@ -189,7 +217,3 @@ def _too_far(row: Row, point: Point, contract: Contract, bound: float) -> str:
         f"no setting of {codec} was measured inside {whose} {measure} of {bound:g}: the closest measured is "
         f"{point.fidelity.get(measure, found):.4g} in the mean, {found:.4g} at most, with {point.mean_bytes:.0f} bytes"
     )
-
-
-def _flags(reasons: tuple[str, ...]) -> Flags:
-    return np.array([not reason for reason in reasons])

@@ -21,7 +21,7 @@ from split.plan.message_cost import MessageCosts
 from split.plan.objective import Objective
 from split.plan.observation import Flags, Floats
 from split.plan.plan import LOCAL, Placement, Plan
-from split.plan.rows import BOUNDS_KEPT_MAX, Row, Rows, Within
+from split.plan.rows import Row, Rows, Within
 from split.plan.scaling import Ratio, Scaling
 from split.plan.values import value
 from split.profiles.contract import Contract
@@ -104,6 +104,10 @@ _ESTIMATED: Final = 1.0 + (ESTIMATE_SIGMA / Drift.NOISE) ** 2
 SCALED_KEPT_MAX: Final = 32
 """Tables at other sizes that one table keeps, 20 KB each for 100 plans: making one takes 25 µs."""
 
+BOUND_TABLES_MAX: Final = 4
+"""Tables within other bounds that one keeps, each with its own at other sizes: making one takes 15 µs, since what it is
+made of is kept (`Rows`)."""
+
 
 @value(frozen=True, slots=True, kw_only=True)
 class PlanTable:
@@ -150,8 +154,8 @@ class PlanTable:
     """Every cut of the card, measured or not."""
     no_cuts_reason: str = ""
     """Why there is none."""
-    _within: dict[float, PlanTable] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """This table within the bounds asked for last."""
+    _within: dict[int, PlanTable] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """This table within the bounds asked for last, by their range."""
     _at: dict[tuple[int, ...], PlanTable] = field(default_factory=dict, init=False, repr=False, compare=False)
     """This table at the sizes asked for last."""
 
@@ -160,20 +164,19 @@ class PlanTable:
         """The whole model on the device: the head of row 0."""
         return float(self.costs[Column.HEAD, 0])
 
-    @property
-    def fidelity(self) -> tuple[float | None, ...]:
-        """By the contract's measure; None for a lossless plan."""
-        return self.bounded.fidelity
+    def fidelity(self, row: int) -> tuple[float | None, float | None]:
+        """By the contract's measure, in the mean and at most; None for a lossless plan and for what is not measured."""
+        return self.rows.fidelity(self.bounded, row)
 
     @property
     def allowed(self) -> tuple[Flags, Flags, Flags]:
         """What the contract allows, per privacy level in the order of `PRIVACY_ORDER`."""
         return self.bounded.allowed
 
-    @property
-    def why_not(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-        """The constraint behind each False, as a sentence; "" where allowed."""
-        return self.bounded.why_not
+    def why_not(self, level: int, row: int, bound: float | None = None) -> str:
+        """The constraint that forbids this plan at a privacy level, as a sentence; "" where it is allowed. `bound`: the
+        request's of fidelity, where it has its own."""
+        return self.rows.why_not(self.bounded, level, row, bound)
 
     def __len__(self) -> int:
         return len(self.plans)
@@ -226,15 +229,15 @@ class PlanTable:
     def within(self, bound: float | None) -> PlanTable:
         """The same plans for a request that asks for this fidelity, closer than the contract's bound (None: for that
         bound): codecs with settings then send what a closer one takes."""
-        if bound is None or bound == self.rows.bound:
+        if bound is None or (key := self.rows.key(bound)) == self.bounded.key:
             return self
-        if (known := self._within.get(bound)) is not None:
+        if (known := self._within.get(key)) is not None:
             return known
-        while len(self._within) >= BOUNDS_KEPT_MAX:
+        while len(self._within) >= BOUND_TABLES_MAX:
             del self._within[next(iter(self._within))]
-        costs, spread, bounded = self.costs.copy(), self.spread.copy(), self.rows.within(bound)
+        costs, spread, bounded = self.costs.copy(), self.spread.copy(), self.rows.within(key)
         _send(costs, spread, bounded, self.up_ratio)
-        found = self._within[bound] = replace(self, costs=costs, spread=spread, bounded=bounded)
+        found = self._within[key] = replace(self, costs=costs, spread=spread, bounded=bounded)
         return found
 
     def at(self, sizes: tuple[int, ...]) -> PlanTable:
@@ -312,7 +315,7 @@ class PlanTable:
         raw = next((codec for codec in profile.input_codecs if codec.codec == "raw"), None)
         reply_ms_per_byte = raw.decode_ms / raw.bytes if raw is not None and raw.bytes > 0 else 0.0
         bounds = Rows(rows, contract, runs_on)
-        bounded = bounds.within(bounds.bound)
+        bounded = bounds.within(bounds.key(bounds.bound))
         behaviour = contract.behaviour
         objective = Objective.of(
             behaviour.weights, behaviour.service_class, throughput_min_per_s=behaviour.throughput_min_per_s

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -46,6 +47,11 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     def within(self, measure: str, bound: float) -> bool:
         """Whether it keeps the bound, as far as so many inputs can tell; not for a NaN, or what was not measured."""
         return self.fidelity_high.get(measure, math.inf) <= bound
+
+
+def cheapest(points: Iterable[Point], measure: str, bound: float) -> Point | None:
+    """The one of fewest bytes that keeps `bound` of `measure`; None where none does. Nothing is interpolated."""
+    return min((one for one in points if one.within(measure, bound)), key=lambda one: one.mean_bytes, default=None)
 
 
 class CodecCosts(msgspec.Struct, frozen=True, kw_only=True):

@@ -389,11 +389,11 @@ def test_a_lossy_plan_is_held_to_the_fidelity_bound(found: float, allowed: bool)
     table = PlanTable.build(CARD, profile, contract())
     row = table.row_of[split_at(EARLY, "int8")]
     assert bool(table.allowed[0][row]) is allowed
-    assert bool(table.why_not[0][row]) is not allowed
+    assert bool(table.why_not(0, row)) is not allowed
 
 
 def test_a_lossy_codec_that_was_never_measured_is_not_allowed() -> None:
-    why = TABLE.why_not[0][TABLE.row_of[split_at(EARLY, "fp16")]]
+    why = TABLE.why_not(0, TABLE.row_of[split_at(EARLY, "fp16")])
     assert "not measured" in why
     assert "isthmus profile" in why
 
@@ -410,9 +410,7 @@ def test_a_lossy_codec_that_was_never_measured_is_not_allowed() -> None:
 def test_nothing_leaves_before_the_least_depth(depth: float, forbidden: set[object]) -> None:
     table = PlanTable.build(CARD, PROFILE, contract(depth_min_ratio=depth))
     found = {
-        plan.cut or plan.placement
-        for plan, why in zip(table.plans, table.why_not[0], strict=True)
-        if "depth_min_ratio" in why
+        plan.cut or plan.placement for row, plan in enumerate(table.plans) if "depth_min_ratio" in table.why_not(0, row)
     }
     assert found == forbidden
 

@@ -19,7 +19,8 @@ from split.plan.decide import decide, estimate_all
 from split.plan.message_cost import MessageCosts
 from split.plan.plan import Placement, Plan, PlanEstimate, RequestFacts
 from split.plan.rate import Rate
-from split.plan.table import Column, PlanTable
+from split.plan.rows import BOUNDS_KEPT_MAX
+from split.plan.table import BOUND_TABLES_MAX, Column, PlanTable
 from split.profiles.contract import Contract, Data, Fidelity, InputContract
 from split.profiles.image_spec import ImageSpec
 from split.profiles.measured import CodecCosts, ModelProfile, Point
@@ -125,13 +126,28 @@ def test_a_request_that_asks_for_closer_gets_another_setting_of_the_same_plan() 
     assert table.within(0.2) is table is table.within(None)
 
 
-def test_many_bounds_are_kept_for_a_while_and_not_for_ever() -> None:
+def test_bounds_between_two_points_share_a_table_and_each_is_named_in_its_own_words() -> None:
     table = table_of(0.2)
+    assert table.within(0.0301) is table.within(0.0399)
+    assert table.within(0.0399) is not table.within(0.04)
+    fine = table.within(0.005)
+    assert fine is table.within(0.001)
+    for bound in (0.005, 0.001):
+        assert f"the request's kl of {bound:g}" in klt_of(table, bound).why_not
+    assert table.within(0.1999) is not table  # 0.2 is a point's own
+
+
+def test_tables_within_many_bounds_are_kept_for_a_while_and_not_for_ever() -> None:
+    curve = [measured(number, 9000.0 - number, 9000.0, kl=0.002 * (100 - number), top1=0.0) for number in range(100)]
+    curve.sort(key=lambda point: point.mean_bytes)
+    table = table_of(0.2, curve=[msgspec.structs.replace(one, mean_bytes=1.0 + one.level) for one in curve])
     first = table.within(0.1)
     for number in range(100):
-        table.within(0.001 * number)
+        table.within(0.002 * number)
     assert table.within(0.1) is not first
     assert table.within(0.1).bounded.levels == first.bounded.levels
+    assert len(table.rows._kept) == BOUNDS_KEPT_MAX
+    assert len(table._within) == BOUND_TABLES_MAX
 
 
 def test_payloads_that_scatter_widen_what_the_transfer_may_take() -> None:
