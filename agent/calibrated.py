@@ -100,7 +100,8 @@ def calibrated(card: ModelCard, profile: ModelProfile, calibration: Calibration 
         curve = curves[cut.cut].points if fits else ()
         cuts.append(msgspec.structs.replace(cut, codecs=_with(cut.codecs, {"klt": curve} if curve else {})))
     inputs = _with(profile.input_codecs, {codec: curve.points for codec, curve in pictures.items()})
-    return msgspec.structs.replace(profile, cuts=tuple(cuts), input_codecs=inputs)
+    sizes = () if calibration is None else calibration.sizes
+    return msgspec.structs.replace(profile, cuts=tuple(cuts), input_codecs=inputs, calibrated_sizes=sizes)
 
 
 def _fits(card: ModelCard, cut: CutCard | None, calibration: Calibration) -> bool:

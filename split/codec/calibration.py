@@ -40,6 +40,7 @@ CHANNELS_MAX: Final = 1024
 BLOCK_MAX: Final = 32
 CUTS_MAX: Final = 32
 TENSORS_MAX: Final = 64
+DIMS_MAX: Final = 256
 POINTS_MAX: Final = 256
 MEASURES_MAX: Final = 16
 FILE_BYTES_MAX: Final = 64 << 20
@@ -131,6 +132,9 @@ class Calibration:
     tables: dict[CutId, CutTables]
     curves: dict[CutId, Curve]
     """Of the same cuts."""
+    sizes: tuple[tuple[int, int], ...] = ()
+    """Of each open dim of the model's inputs (`graph.growth.open_dims`), the least and the largest that curves were
+    measured at: how far off the outputs are may depend on it. () where no dim is open."""
     pictures: dict[str, Curve] = field(default_factory=dict)
     """`jpeg`, `webp` → the model's picture input coded so, by the same measures; {} where it takes none."""
     digest: str = ""
@@ -193,6 +197,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
     inputs: int
     cuts: dict[str, _CutFile]
     pictures: dict[str, Curve]
+    sizes: tuple[tuple[int, int], ...] = ()
 
 
 def write_calibration(calibration: Calibration, path: Path) -> str:
@@ -238,6 +243,7 @@ def encode_calibration(calibration: Calibration) -> bytes:
             for cut, tables in calibration.tables.items()
         },
         pictures=calibration.pictures,
+        sizes=calibration.sizes,
     )
     plain = msgspec.msgpack.encode(file, order="deterministic")
     return zstandard.ZstdCompressor(level=9, write_checksum=True).compress(plain)
@@ -263,6 +269,8 @@ def decode_calibration(data: bytes, model: ModelDigest | None) -> Calibration:
         raise _bad(
             f"it has {len(file.cuts)} cuts from {file.inputs} inputs; at most {CUTS_MAX} from at least 1 are read"
         )
+    if len(file.sizes) > DIMS_MAX or not all(0 <= least <= most for least, most in file.sizes):
+        raise _bad(f"the sizes that it was measured at are {str(file.sizes)[:80]}, which are none")
     for curve in (*(cut.curve for cut in file.cuts.values()), *file.pictures.values()):
         _check_curve(curve)
     return Calibration(
@@ -271,6 +279,7 @@ def decode_calibration(data: bytes, model: ModelDigest | None) -> Calibration:
         tables={CutId(cut): _tables(cut, found) for cut, found in file.cuts.items()},
         curves={CutId(cut): found.curve for cut, found in file.cuts.items()},
         pictures=file.pictures,
+        sizes=file.sizes,
         digest=hashlib.sha256(data).hexdigest(),
     )
 

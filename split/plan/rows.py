@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -94,6 +94,14 @@ class Within:
     """The setting; None for a codec that has none."""
     allowed: tuple[Flags, Flags, Flags]
     """Per privacy level in the order of `PRIVACY_ORDER`."""
+    of_other_sizes: bool = False
+    """Whether it is for requests of sizes at which no setting was measured: none is allowed."""
+
+    def at_other_sizes(self) -> Within:
+        """The same for a request whose sizes no setting was measured near."""
+        plain = np.array([level is None for level in self.levels])
+        one, two, three = self.allowed
+        return replace(self, allowed=(one & plain, two & plain, three & plain), of_other_sizes=True)
 
 
 class Rows:
@@ -158,6 +166,11 @@ class Rows:
         why = self._forbidden[level][row]
         if why or not self._lossy[row]:
             return why
+        if within.of_other_sizes and within.levels[row] is not None:
+            return (
+                f"the settings of {self.rows[row].plan.codec} were measured on inputs of other sizes than this "
+                "request's; run isthmus calibrate with inputs of such sizes, too"
+            )
         return _too_far(self.rows[row], within.points[row], self._contract, self.bound if bound is None else bound)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from split.graph.card import CutCard, ModelCard
 from split.graph.growth import batch_dim
 from split.ids import CutId
+from split.plan.calibrated_sizes import CalibratedSizes
 from split.plan.estimate import Drift
 from split.plan.message_cost import MessageCosts
 from split.plan.objective import Objective
@@ -137,6 +138,8 @@ class PlanTable:
     """What decoding a reply costs on this device."""
     scaling: Scaling
     """What other sizes than the profiled ones do to the costs."""
+    calibrated: CalibratedSizes
+    """Which sizes the settings of codecs were measured near."""
     batch_dim: int | None
     """Number of the open dim over which a request may be served in parts; None where rows depend on each other."""
     splits: Flags
@@ -245,16 +248,18 @@ class PlanTable:
         profiled ones. Estimates of the link's, the device's and the companion's state apply to it as to this one."""
         if (known := self._at.get(sizes)) is not None:
             return known
-        ratios = self.scaling.at(sizes)
+        ratios, bounded = self.scaling.at(sizes), self.bounded
+        if sizes and self.calibrated.are_far(sizes):
+            bounded = bounded.at_other_sizes()
         if ratios is None:
-            return self
+            return self if bounded is self.bounded else replace(self, bounded=bounded)
         while len(self._at) >= SCALED_KEPT_MAX:
             del self._at[next(iter(self._at))]
         costs, spread = ratios.take(_GROWS, axis=0), ratios.take(_SPREAD_GROWS[0], axis=0)
         costs *= self.costs
         spread *= ratios.take(_SPREAD_GROWS[1], axis=0)
         spread *= self.spread
-        found = self._at[sizes] = replace(self, costs=costs, spread=spread)
+        found = self._at[sizes] = replace(self, costs=costs, spread=spread, bounded=bounded)
         return found
 
     @staticmethod
@@ -335,6 +340,7 @@ class PlanTable:
             },
             labels=tuple(str(row.plan) for row in rows),
             sends_tensors=np.array([row.plan.codec != "encoded" for row in rows]),
+            calibrated=CalibratedSizes(profile.calibrated_sizes, batch_dim(card.inputs, card.outputs)),
             batch_dim=batch_dim(card.inputs, card.outputs) if profile.rows_apart else None,
             splits=np.array([row.plan.placement is Placement.SPLIT for row in rows]),
             offloads=np.array([row.plan.placement is Placement.OFFLOAD for row in rows]),

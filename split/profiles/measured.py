@@ -130,6 +130,8 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
     rows_apart: bool = False
     """Whether the first dim of all inputs and outputs is a batch whose rows were found not to depend on each other
     (`split/workbench/rows.py`): then a batch may be served in parts."""
+    calibrated_sizes: tuple[tuple[int, int], ...] = ()
+    """Of each open dim, the least and the largest that the curves hold for (`Calibration.sizes`)."""
     golden: tuple[int, str] = (0, "")
     """(bytes, sha256 hex) of the file with the `GoldenRuns`, without which no profile is read back."""
 

@@ -160,7 +160,10 @@ def calibrate(
             raise InvalidModel(f"{model_path}: no cut of it could be coded; isthmus check says which cuts it has")
         on_progress("pictures", 0.85)
         pictures = bench.pictures(held_out, spending)
-    calibration = Calibration(model=model.digest, inputs=len(sources), tables=tables, curves=curves, pictures=pictures)
+    sizes = tuple((min(dim), max(dim)) for dim in zip(*(request.sizes for request in held_out), strict=True))
+    calibration = Calibration(
+        model=model.digest, inputs=len(sources), tables=tables, curves=curves, sizes=sizes, pictures=pictures
+    )
     before.require_same(describe(model, [worth.cut for worth in chosen]))
     calibration = _write(calibration, out)
     on_progress("done", 1.0)
@@ -321,8 +324,9 @@ class _Bench:
     def _answered(self, whole: Segment, source: int, request: Request) -> HeldOut:
         feeds, dims = request(), open_dims(self.model.inputs)
         batch = batch_dim(self.model.inputs, self.model.outputs)
-        items = 1 if batch is None else sizes_of(dims, feeds)[batch]
-        return HeldOut(source=source, inputs=request, expected=whole.run(feeds), items=items)
+        sizes = sizes_of(dims, feeds)
+        items = 1 if batch is None else sizes[batch]
+        return HeldOut(source=source, inputs=request, expected=whole.run(feeds), items=items, sizes=sizes)
 
     def learnt(self, cut: Cut) -> list[tuple[int, Request]]:
         """The requests that this cut's statistics come from, with the numbers of their sources."""

@@ -76,6 +76,8 @@ class HeldOut:
     """The unsplit model's outputs."""
     items: int = 1
     """In its batch."""
+    sizes: tuple[int, ...] = ()
+    """Of the open dims."""
 
 
 class CodedCut:

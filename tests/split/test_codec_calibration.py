@@ -248,3 +248,11 @@ def test_a_rounded_transform_takes_about_half_its_bytes_in_the_file() -> None:
     assert back is not None
     np.testing.assert_array_equal(back.transform, klt.transform)
     np.testing.assert_array_equal(back.inverse, klt.inverse)
+
+
+def test_sizes_are_kept_and_what_are_none_is_refused() -> None:
+    made = replace(a_calibration(), sizes=((1, 1), (64, 128)))
+    assert decode_calibration(encode_calibration(made), MODEL).sizes == ((1, 1), (64, 128))
+    for odd in (((2, 1),), ((-1, 3),), ((1, 1),) * 257):
+        with pytest.raises(InvalidCalibration, match="sizes that it was measured at"):
+            decode_calibration(encode_calibration(replace(made, sizes=odd)), MODEL)

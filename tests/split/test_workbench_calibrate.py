@@ -137,6 +137,7 @@ def test_a_channel_that_nobody_looks_at_costs_no_bits_and_comes_back_as_its_mean
 def test_curves_cost_more_bytes_the_finer_the_step_and_end_far_inside_the_bound(made: Calibration) -> None:
     assert made.inputs == 12
     assert made.pictures == {}
+    assert made.sizes == ((1, 1),)  # the batch
     for curve in made.curves.values():
         assert curve.inputs == 12  # each is held out once
         assert len(curve.points) >= 4
