@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 import zstandard
 
+from split.codec.picture import LEVELS, PICTURE_CODECS
 from split.errors import InvalidCalibration, InvalidRequest
 from split.ids import CutId, ModelDigest
 from split.profiles.measured import Point, cheapest
@@ -78,8 +79,10 @@ class Klt:
     one that is never coded and always 0."""
 
     def __post_init__(self) -> None:
-        for array in (self.transform, self.inverse, self.mean, self.scales):
-            array.flags.writeable = False
+        for name in ("transform", "inverse", "mean", "scales"):
+            view = getattr(self, name).view()  # whoever made it may go on writing
+            view.flags.writeable = False
+            object.__setattr__(self, name, view)
 
     @property
     def components(self) -> int:
@@ -271,8 +274,12 @@ def decode_calibration(data: bytes, model: ModelDigest | None) -> Calibration:
         )
     if len(file.sizes) > DIMS_MAX or not all(0 <= least <= most for least, most in file.sizes):
         raise _bad(f"the sizes that it was measured at are {str(file.sizes)[:80]}, which are none")
-    for curve in (*(cut.curve for cut in file.cuts.values()), *file.pictures.values()):
-        _check_curve(curve)
+    for cut in file.cuts.values():
+        _check_curve(cut.curve, level_max=LEVEL_MAX)
+    for codec, curve in file.pictures.items():
+        if codec not in PICTURE_CODECS:
+            raise _bad(f"it has a curve of codec {codec[:12]!r}; of pictures {', '.join(PICTURE_CODECS)} are read")
+        _check_curve(curve, level_max=len(LEVELS) - 1)
     return Calibration(
         model=file.model,
         inputs=file.inputs,
@@ -381,7 +388,7 @@ def _klt(file: _KltFile, spec: TensorSpec) -> Klt:
     return klt
 
 
-def _check_curve(curve: Curve) -> None:
+def _check_curve(curve: Curve, *, level_max: int) -> None:
     if not 1 <= len(curve.points) <= POINTS_MAX or curve.inputs < 1:
         raise _bad(f"a curve has {len(curve.points)} points of {curve.inputs} inputs; 1 to {POINTS_MAX} of 1 are read")
     before = 0.0
@@ -390,7 +397,7 @@ def _check_curve(curve: Curve) -> None:
         sound = all(math.isfinite(value) and value >= 0 for value in values)
         sound = sound and len(point.fidelity) <= MEASURES_MAX
         sound = sound and all(point.fidelity.get(name, math.inf) <= high for name, high in point.fidelity_high.items())
-        if not (0 <= point.level <= LEVEL_MAX and sound):
+        if not (0 <= point.level <= level_max and sound):
             raise _bad(f"a curve's point at level {point.level} is none")
         if not (before <= point.mean_bytes < math.inf and 0 <= point.p95_bytes < math.inf):
             raise _bad(f"a curve is not in the order of its bytes, or they are not finite, at level {point.level}")

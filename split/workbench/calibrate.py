@@ -394,23 +394,25 @@ class _Bench:
                 items=[request.items for request in held_out],
             )
 
-        found = {}
+        found: dict[str, Curve] = {}
         left = len(PICTURE_CODECS) * len(_ladders())
-        for codec in PICTURE_CODECS:
-            points: list[Point] = []
-            for ladder in _ladders():
-                points += trace(
-                    partial(at, codec),
-                    start=ladder[-1],
-                    coarsest=ladder[0],
-                    finest=ladder[-1],
-                    measure=self.fidelity.measure,
-                    bound=self.fidelity.bound,
-                    has_time=spending.part_of(left),
-                )
-                left -= 1
-            found[codec] = curve(points, len(requests))
-        whole.close()
+        try:
+            for codec in PICTURE_CODECS:
+                points: list[Point] = []
+                for ladder in _ladders():
+                    points += trace(
+                        partial(at, codec),
+                        start=ladder[-1],
+                        coarsest=ladder[0],
+                        finest=ladder[-1],
+                        measure=self.fidelity.measure,
+                        bound=self.fidelity.bound,
+                        has_time=spending.part_of(left),
+                    )
+                    left -= 1
+                found[codec] = curve(points, len(requests))
+        finally:
+            whole.close()
         return found
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from split.codec.calibration import Klt, grid_of, rounded
 from split.tensor import Array
-from split.workbench.planes import block_of, coefficients, planes
+from split.workbench.planes import block_for, coefficients, planes
 
 NEGLIGIBLE: Final = 1e-9
 """Of the greatest sensitivity × variance: a channel below counts as much. It costs no bits, but is coded all the same
@@ -34,8 +34,8 @@ class Statistics:
     """Positions seen."""
     total: Array = field(default_factory=lambda: np.zeros(0))
     products: Array = field(default_factory=lambda: np.zeros((0, 0)))
-    shape: tuple[int, ...] = ()
-    """Of the tensor as last seen."""
+    sizes: set[tuple[int, int]] = field(default_factory=set)
+    """Rows and columns of the planes seen."""
 
     def add(self, array: Array) -> None:
         """One input's tensor; what is not finite makes the sums so, too (`finite`)."""
@@ -46,7 +46,7 @@ class Statistics:
         self.count += rows.shape[1]
         self.total += rows.sum(axis=1)
         self.products += rows @ rows.T
-        self.shape = array.shape
+        self.sizes.add((x.shape[2], x.shape[3]))
 
     @property
     def finite(self) -> bool:
@@ -122,8 +122,7 @@ def plain_sensitivity(covariance: Array) -> Array:
 def klt_of(statistics: Statistics, sensitivity: Array) -> Klt:
     """Without scales yet (all 1): `Scales` finds them on the inputs once more."""
     transform, inverse = transform_of(statistics.covariance(), sensitivity)
-    rows, columns = planes(np.zeros(statistics.shape, np.float32), statistics.layout).shape[2:]
-    block = block_of(rows, columns)
+    block = block_for(statistics.sizes)
     return Klt(
         layout=statistics.layout,
         transform=rounded(transform.astype(np.float32)),

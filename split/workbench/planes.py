@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import numpy as np
@@ -56,6 +56,16 @@ def block_of(rows: int, columns: int) -> tuple[int, int]:
     """Block sides for planes of this size: the largest that divide them without a rest, up to `BLOCK`; where only small
     ones do, `BLOCK` with a rest. A line has no rows."""
     return _side(rows), _side(columns)
+
+
+def block_for(sizes: Collection[tuple[int, int]]) -> tuple[int, int]:
+    """Block sides for planes of all these sizes: where a side is not always the same one, up to `BLOCK` with a rest."""
+    rows, columns = ({size[axis] for size in sizes} for axis in (0, 1))
+    return _side_for(rows), _side_for(columns)
+
+
+def _side_for(sizes: Collection[int]) -> int:
+    return _side(max(sizes)) if len(sizes) == 1 else min(BLOCK, max(sizes))
 
 
 def _side(size: int) -> int:

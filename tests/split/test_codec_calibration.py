@@ -74,7 +74,7 @@ def a_calibration(klt: Klt | None = None, **changes: Any) -> Calibration:
             "inputs": 40,
             "tables": {CUT: tables},
             "curves": {CUT: Curve(points=points, inputs=10)},
-            "pictures": {"jpeg": Curve(points=points[:1], inputs=10)},
+            "pictures": {"jpeg": Curve(points=(msgspec.structs.replace(points[0], level=35),), inputs=10)},
         }
         | changes
     )
@@ -146,6 +146,25 @@ def test_every_truncation_and_every_flipped_byte_is_refused_or_reads_as_a_sound_
 def _repacked(change: dict[str, Any]) -> bytes:
     plain = msgspec.msgpack.decode(zstandard.decompress(encode_calibration(a_calibration())))
     return zstandard.compress(msgspec.msgpack.encode(plain | change))
+
+
+@pytest.mark.parametrize(
+    ("codec", "level", "words"), [("jpeg", 36, "point at level 36 is none"), ("avif", 0, "curve of codec 'avif'")]
+)
+def test_pictures_at_a_setting_that_does_not_exist_are_refused(codec: str, level: int, words: str) -> None:
+    """There are 12 qualities at three sizes."""
+    one = Point(level=level, mean_bytes=1.0, p95_bytes=1.0, fidelity={}, fidelity_high={})
+    calibration = a_calibration(pictures={codec: Curve(points=(one,), inputs=10)})
+    with pytest.raises(InvalidCalibration, match=words):
+        decode_calibration(encode_calibration(calibration), MODEL)
+
+
+def test_tables_cannot_be_written_and_what_they_were_made_of_still_can() -> None:
+    scales = np.ones((3, 7, 7), np.uint8)
+    klt = a_klt(scales=scales)
+    with pytest.raises(ValueError, match="read-only"):
+        klt.scales[0] = 2
+    scales[0] = 2
 
 
 def test_another_version_is_refused_by_its_number() -> None:

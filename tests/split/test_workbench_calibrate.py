@@ -23,9 +23,10 @@ from agent.commands.calibrate import _table
 from split.codec.calibration import Calibration, Klt, read_calibration
 from split.codec.fidelity import divergence
 from split.codec.klt import BoundaryTables, decode_klt, encode_klt
-from split.errors import InvalidModel, InvalidRequest
+from split.errors import EngineFailed, InvalidModel, InvalidRequest
 from split.profiles.contract import Contract, Data, Fidelity, InputContract
 from split.profiles.image_spec import ImageSpec
+from split.runtime.engine import Segment
 from split.runtime.segment import OrtEngine
 from split.tensor import Array
 from split.workbench.calibrate import calibrate
@@ -244,6 +245,44 @@ def test_pictures_are_measured_as_jpeg_and_webp_by_the_same_measures(place: Plac
         assert curve.inputs == found.curves[next(iter(found.curves))].inputs == 24
         assert [point.mean_bytes for point in curve.points] == sorted(point.mean_bytes for point in curve.points)
         assert curve.points[-1].fidelity["relative"] < curve.points[0].fidelity["relative"]
+
+
+def test_what_fails_among_the_pictures_leaves_no_session_open(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for number in range(6):
+        Image.new("RGB", (20, 20), (40 * number, 0, 90)).save(folder / f"{number}.png")
+    opened: list[Segment] = []
+    closed: list[Segment] = []
+
+    class Counting(OrtEngine):
+        def open(self, path: Path, *, threads: int, spin_us: int = 0) -> Segment:
+            segment = super().open(path, threads=threads, spin_us=spin_us)
+            close = segment.close
+            monkeypatch.setattr(segment, "close", lambda: (closed.append(segment), close()))
+            opened.append(segment)
+            return segment
+
+    def broken(*_: Any, **__: Any) -> list[Any]:
+        raise EngineFailed("out of memory")
+
+    monkeypatch.setattr("split.workbench.calibrate.trace", broken)
+    spec = ImageSpec(resize=18, crop=16, mean=(127.0,) * 3, std=(60.0,) * 3)
+    data = Data(inputs=(InputContract(name="x", encoded=spec),), fidelity=Fidelity(measure="kl", bound=0.05))
+    with pytest.raises(EngineFailed):
+        calibrate(
+            place.model,
+            folder,
+            tmp_path / "out",
+            contract=Contract(data=data),
+            engine=Counting(),
+            threads=1,
+            now_s=lambda: 0.0,
+        )
+    assert opened
+    assert all(segment in closed for segment in opened)
 
 
 def test_the_command_writes_beside_the_model_and_prints_each_cut_at_the_contracts_bound(

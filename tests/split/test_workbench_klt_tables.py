@@ -177,6 +177,19 @@ def test_blocks_fill_the_plane_where_they_can(rows: int, columns: int, block: tu
     assert block_of(rows, columns) == block
 
 
+def test_blocks_of_tensors_of_changing_length_do_not_depend_on_the_last_one() -> None:
+    def block(*lengths: int) -> tuple[int, int]:
+        statistics = Statistics(layout="NCT")
+        for length in lengths:
+            statistics.add(np.random.default_rng(length).normal(0, 1, (1, 3, length)).astype(np.float32))
+        return klt_of(statistics, np.eye(3)).block
+
+    assert block(96, 96) == (1, 8)
+    assert block(77, 77) == (1, 7)
+    assert block(96, 80, 5) == block(5, 96, 77) == (1, 8)
+    assert block(3, 5) == (1, 5)
+
+
 @pytest.mark.parametrize(
     ("dims", "shape", "layouts"),
     [
