@@ -18,6 +18,7 @@ from split.codec.klt import BoundaryTables
 from split.errors import InvalidCalibration
 from split.graph.card import CutCard, ModelCard
 from split.ids import CutId, ModelDigest
+from split.plan.plan import KLT, WITH_LEVELS
 from split.profiles.measured import CodecCosts, ModelProfile, Point
 
 log = logging.getLogger(__name__)
@@ -25,9 +26,6 @@ log = logging.getLogger(__name__)
 MS_PER_RAW_BYTE: Final = 0.5 / (4 * 16_000)
 """Encoding or decoding where the profile has not measured it: half a millisecond for 16,000 FP32 coefficients, which
 the first requests correct (`split/plan/message_cost.py`)."""
-
-WITH_SETTINGS: Final = ("klt", "jpeg", "webp")
-"""Codecs that a calibration alone has curves of."""
 
 
 Stamp = tuple[int, int, int] | None
@@ -98,7 +96,7 @@ def calibrated(card: ModelCard, profile: ModelProfile, calibration: Calibration 
     for cut in profile.cuts:
         fits = calibration is not None and cut.cut in curves and _fits(card, cards.get(cut.cut), calibration)
         curve = curves[cut.cut].points if fits else ()
-        cuts.append(msgspec.structs.replace(cut, codecs=_with(cut.codecs, {"klt": curve} if curve else {})))
+        cuts.append(msgspec.structs.replace(cut, codecs=_with(cut.codecs, {KLT: curve} if curve else {})))
     inputs = _with(profile.input_codecs, {codec: curve.points for codec, curve in pictures.items()})
     sizes = () if calibration is None else calibration.sizes
     return msgspec.structs.replace(profile, cuts=tuple(cuts), input_codecs=inputs, calibrated_sizes=sizes)
@@ -119,7 +117,7 @@ def _with(codecs: tuple[CodecCosts, ...], curves: Mapping[str, tuple[Point, ...]
     known = {codec.codec: codec for codec in codecs}
     raw = known.get("raw")
     guess_ms = MS_PER_RAW_BYTE * raw.bytes if raw is not None else 0.0
-    plain = tuple(codec for codec in codecs if codec.codec not in WITH_SETTINGS)
+    plain = tuple(codec for codec in codecs if codec.codec not in WITH_LEVELS)
     return plain + tuple(
         CodecCosts(
             codec=name,

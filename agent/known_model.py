@@ -22,7 +22,7 @@ from split.plan.message_cost import MessageCost, MessageCosts
 from split.plan.objective import SIGMAS
 from split.plan.observation import Flags, Floats, Opening
 from split.plan.pace import PacedDrift
-from split.plan.plan import LOCAL, Decision, Placement, Plan, RequestFacts
+from split.plan.plan import LOCAL, NEEDS_CALIBRATION, WITH_LEVELS, Decision, Placement, Plan, RequestFacts
 from split.plan.rate import Rate
 from split.plan.rest import Rest
 from split.plan.scaling import Ratio
@@ -54,11 +54,7 @@ DISTRUSTED_MAX: Final = 16
 """Companions of a model whose answers were found wrong; the first is forgotten for one more. Each is enrolled with the
 user's own authority, so that there are a few."""
 
-NEEDS_CALIBRATION: Final = frozenset({"klt"})
-"""Codecs whose payloads the companion reads with the model's calibration."""
 NO_CALIBRATION_YET: Final = "the companion has no calibration yet"
-CALIBRATED: Final = ("klt", "jpeg", "webp")
-"""Codecs whose rows come from a calibration, and what was found of them with it."""
 
 OpeningMs = Mapping[CutId | Placement, tuple[float, float]]
 """Cut, local or offload → ms to open what runs first on the device, and what finishes there; what is not in it is
@@ -181,7 +177,7 @@ class KnownModel:
         alike = [first.get(_segment(plan)) for plan in now.plans]
         known, rows = np.array([row is not None for row in alike]), np.array([row or 0 for row in alike])
         costs, learned = now.costs, before.costs[:, rows]
-        for codec in CALIBRATED:
+        for codec in WITH_LEVELS:
             self.codecs_broken.pop(codec, None)
             self.messages.rates.pop(codec, None)
         self.distrusted.clear()  # it may have been the calibration

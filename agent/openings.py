@@ -26,7 +26,7 @@ from split.codec.payload import decode
 from split.errors import CompanionRefused, ConnectionLost, IsthmusError, RemoteProtocolError
 from split.graph.card import CutCard, digest_of_files
 from split.ids import OFFLOAD_CUT
-from split.plan.plan import REENCODED
+from split.plan.plan import KLT, REENCODED
 from split.runtime.kernels import kernel_answers, kernels_differ
 from split.tensor import Tensors
 from split.transport.channel import Channel
@@ -60,8 +60,6 @@ LASTING: Final = frozenset(
     }
 )
 """Codes that trying again does not mend: they speak of the model, the cut or the two machines."""
-
-KLT: Final = "klt"
 
 
 class Openings:

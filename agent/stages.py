@@ -15,7 +15,7 @@ from split.codec.klt import encode_klt
 from split.codec.payload import encode
 from split.errors import CodecError
 from split.ids import CutId
-from split.plan.plan import REENCODED, Placement, Plan
+from split.plan.plan import KLT, REENCODED, Placement, Plan
 from split.runtime.engine import Segment, Stop
 from split.tensor import Tensors
 from split.transport.channel import Buffer
@@ -119,7 +119,7 @@ def _payload(model: ServedModel, plan: Plan, level: int | None, prepared: Prepar
     if plan.cut is None:
         pictures = model.images if plan.codec in REENCODED else None
         return encode(prepared.inputs, plan.codec, pictures=pictures, level=level)
-    if plan.codec != "klt":
+    if plan.codec != KLT:
         return encode(prepared.boundary, plan.codec)
     tables = model.sidecar.tables.get(plan.cut)
     if tables is None or level is None:

@@ -21,7 +21,7 @@ from agent.golden import Golden
 from agent.heartbeat import SILENCE_S, Heartbeat
 from agent.interfaces import source_towards
 from agent.knocking import Knock
-from agent.openings import KLT, Openings, are_times
+from agent.openings import Openings, are_times
 from agent.planner import Planner
 from agent.served_model import ServedModel
 from agent.waiting import Asked, Waiting
@@ -32,6 +32,7 @@ from split.errors import (
     IsthmusError,
     RemoteProtocolError,
 )
+from split.plan.plan import KLT
 from split.transport.channel import Buffer, Channel, Incoming, Observation
 from split.transport.retry import Backoff
 from split.wire.messages import (

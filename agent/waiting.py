@@ -20,13 +20,13 @@ from typing import Final
 
 import msgspec
 
-from agent.openings import KLT, are_times
+from agent.openings import are_times
 from agent.planner import Planner
 from split.codec.image import image_fingerprint
 from split.codec.klt import klt_key
 from split.codec.payload import decode
 from split.errors import CompanionRefused, ConnectionLost, IsthmusError, Overloaded, RemoteProtocolError, TooLarge
-from split.plan.plan import REENCODED
+from split.plan.plan import KLT, REENCODED
 from split.tensor import Tensors, dtype_name
 from split.transport.channel import Buffer, Channel, Incoming
 from split.wire.messages import Cancel, Infer, Priority, Refused, Reply

@@ -33,13 +33,13 @@ from split.errors import (
     Overloaded,
 )
 from split.ids import OFFLOAD_CUT
+from split.plan.plan import KLT
 from split.tensor import Tensors, dtype_name
 from split.transport.channel import Buffer, Channel, Incoming
 from split.wire.messages import Cancel, Infer, Message, Priority, Refused, Reply
 
 T = TypeVar("T")
 
-KLT = "klt"
 _DOWN = ("raw", "fp16", "int8")
 """Codecs of replies: what needs no calibration and no picture."""
 INLINE_BYTES = 1 << 20

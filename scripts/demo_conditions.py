@@ -13,10 +13,10 @@ import numpy as np
 import yaml
 from PIL import Image
 
-from agent.calibrated import WITH_SETTINGS
 from scripts import models
 from split.codec.calibration import CALIBRATION_FILE
 from split.codec.image import prepare_image
+from split.plan.plan import WITH_LEVELS
 from split.profiles.contract import Contract, load_contract
 from split.tensor import Tensors
 
@@ -125,8 +125,8 @@ def lay_models(folder: Path, sidecar: Path, *, privacy: str = "any", calibrated:
 def contract_for(contract: Mapping[str, Any], privacy: str, *, calibrated: bool) -> dict[str, Any]:
     """The contract as `lay_models` lays it."""
     data = dict(contract["data"])
-    plain = [codec for codec in data["codecs"] if codec not in WITH_SETTINGS]
-    data |= {"privacy": privacy, "codecs": [*plain, *(WITH_SETTINGS if calibrated else ())]}
+    plain = [codec for codec in data["codecs"] if codec not in WITH_LEVELS]
+    data |= {"privacy": privacy, "codecs": [*plain, *(WITH_LEVELS if calibrated else ())]}
     return {**contract, "data": data}
 
 

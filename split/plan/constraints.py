@@ -14,9 +14,8 @@ import numpy as np
 
 from split.errors import InvalidRequest
 from split.plan.observation import Flags, Observation, RemoteView
-from split.plan.plan import PICTURE_CODECS, Placement, Plan, RequestFacts
+from split.plan.plan import KLT, OF_PICTURES, WITH_LEVELS, Placement, Plan, RequestFacts
 from split.plan.predict import Prediction, crossing_units, sent_bytes
-from split.plan.rows import MEASURED_BY
 from split.plan.table import LOCAL_ROW, PlanTable
 from split.profiles.contract import PRIVACY_ORDER
 
@@ -151,15 +150,15 @@ def _why_no_plan(table: PlanTable, facts: RequestFacts, mode: Placement | None) 
     """Why no plan of the table is of this kind, and what to do."""
     if mode is Placement.SPLIT and not table.cuts:
         return f"the model cannot be cut ({table.no_cuts_reason or 'it has no cut'}); ask for local or offload"
-    if facts.codec in PICTURE_CODECS:
+    if facts.codec in OF_PICTURES:
         if mode is Placement.SPLIT:
             return f"only whole inputs travel as pictures ({facts.codec}); ask for mode offload"
         if "encoded" not in table.with_codec:
             return "the model's contract has no input that comes encoded (data.inputs.encoded); send tensors, as raw"
-    if facts.codec in MEASURED_BY:
-        if facts.codec == "klt" and mode is Placement.OFFLOAD:
+    if facts.codec in WITH_LEVELS:
+        if facts.codec == KLT and mode is Placement.OFFLOAD:
             return "only what crosses at a cut travels as klt; ask for mode split"
-        return f"the model has no calibration for it here; {MEASURED_BY[facts.codec]} makes one"
+        return "the model has no calibration for it here; isthmus calibrate makes one"
     of_kind = [plan for plan in table.plans if plan.placement is mode and facts.cut in (None, plan.cut)]
     if mode is Placement.SPLIT and not of_kind:
         which = "that cut was" if facts.cut is not None else f"all {len(table.cuts)} cuts of the model were"

@@ -5,19 +5,46 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from split.ids import CutId
 from split.plan.values import value
 
-LOSSLESS_CODECS = frozenset({"raw", "encoded"})
-"""Codecs whose decoded tensors are bit-exact; every other one is held to the contract's fidelity bound."""
+KLT: Final = "klt"
 
 
-PICTURE_CODECS = frozenset({"encoded", "jpeg", "webp"})
-"""Codecs of pictures, which only inputs are: as it came, or made anew for the trip."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecKind:
+    """What plans differ in by their codec."""
 
-REENCODED = frozenset({"jpeg", "webp"})
-"""Of them, those made anew."""
+    lossless: bool = False
+    """Decoded tensors are bit-exact; every other codec is held to the contract's fidelity bound."""
+    of_pictures: bool = False
+    """Of pictures, which only inputs are: offloads alone use it."""
+    has_levels: bool = False
+    """Settings to choose from; `isthmus calibrate` measures what each costs and does. What codecs without do to the
+    outputs, `isthmus profile` measures."""
+    needs_calibration: bool = False
+    """The companion reads its payloads with the model's calibration."""
+
+
+CODEC_KINDS: Final[Mapping[str, CodecKind]] = {
+    "raw": CodecKind(lossless=True),
+    "fp16": CodecKind(),
+    "int8": CodecKind(),
+    KLT: CodecKind(has_levels=True, needs_calibration=True),
+    "encoded": CodecKind(lossless=True, of_pictures=True),
+    "jpeg": CodecKind(of_pictures=True, has_levels=True),
+    "webp": CodecKind(of_pictures=True, has_levels=True),
+}
+"""Every codec that a plan may have."""
+
+LOSSLESS_CODECS: Final = frozenset(codec for codec, kind in CODEC_KINDS.items() if kind.lossless)
+OF_PICTURES: Final = frozenset(codec for codec, kind in CODEC_KINDS.items() if kind.of_pictures)
+WITH_LEVELS: Final = tuple(codec for codec, kind in CODEC_KINDS.items() if kind.has_levels)
+REENCODED: Final = OF_PICTURES & frozenset(WITH_LEVELS)
+"""A picture input made anew for the trip."""
+NEEDS_CALIBRATION: Final = frozenset(codec for codec, kind in CODEC_KINDS.items() if kind.needs_calibration)
 
 
 class Placement(StrEnum):
@@ -39,7 +66,7 @@ class Plan:
     def __post_init__(self) -> None:
         assert (self.cut is not None) == (self.placement is Placement.SPLIT), self
         assert (self.codec is None) == (self.placement is Placement.LOCAL), self
-        assert self.codec not in PICTURE_CODECS or self.placement is Placement.OFFLOAD, self
+        assert self.codec not in OF_PICTURES or self.placement is Placement.OFFLOAD, self
 
     def __str__(self) -> str:
         parts = (self.placement, self.cut, self.codec)

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from split.plan.observation import Flags, Floats
-from split.plan.plan import LOSSLESS_CODECS, Placement, Plan
+from split.plan.plan import LOSSLESS_CODECS, WITH_LEVELS, Placement, Plan
 from split.profiles.contract import PRIVACY_ORDER, Contract
 from split.profiles.measured import CodecCosts, Point, cheapest
 
@@ -25,9 +25,6 @@ P95_SIGMAS: Final = 1.645
 
 BOUNDS_KEPT_MAX: Final = 32
 """Ranges of bounds that requests may ask for at once without one being worked out anew: 5 KB each for 100 plans."""
-
-MEASURED_BY: Final = {"klt": "isthmus calibrate", "jpeg": "isthmus calibrate", "webp": "isthmus calibrate"}
-"""What measures a codec's fidelity; of all others it is `isthmus profile`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +217,8 @@ def _too_far(row: Row, point: Point, contract: Contract, bound: float) -> str:
     assert codec is not None, "a lossy plan"
     found = point.fidelity_high.get(measure)
     if found is None:
-        return f"fidelity not measured ({measure} of codec {codec}); run {MEASURED_BY.get(codec, 'isthmus profile')}"
+        command = "isthmus calibrate" if codec in WITH_LEVELS else "isthmus profile"
+        return f"fidelity not measured ({measure} of codec {codec}); run {command}"
     if found <= bound:
         return ""
     whose = "the contract's" if bound == contract.data.fidelity.bound else "the request's"
