@@ -16,12 +16,20 @@ from typing import Final
 
 import numpy as np
 
-from split.codec import laplace
+from split.codec import half, laplace
 from split.codec.calibration import LEVEL_MAX, CutTables, Klt, TensorTables
 from split.codec.core import core
 from split.codec.levels import Made, OfOneCut, levels_kept
 from split.codec.packing import pack, unpack
-from split.codec.plain import STRING_OVERHEAD_BYTES, Buffer, array_of, bytes_of, join_strings, split_strings
+from split.codec.plain import (
+    STRING_OVERHEAD_BYTES,
+    Buffer,
+    array_of,
+    bytes_of,
+    check_elements,
+    join_strings,
+    split_strings,
+)
 from split.codec.transform import Level, Order, from_map, level_of, shape_of, to_map
 from split.errors import CodecError, InvalidRequest
 from split.tensor import NUMPY_DTYPES, Array, Tensors
@@ -29,11 +37,9 @@ from split.tensor import NUMPY_DTYPES, Array, Tensors
 MAGIC: Final = b"ISTK"
 VERSION: Final = 1
 KEY_BYTES: Final = 8
-ELEMENTS_MAX: Final = 2**48
 
 _PREAMBLE: Final = struct.Struct(f"<4sBB{KEY_BYTES}s")
 _VARINT_BYTES_MAX: Final = 8
-_HALF_LARGEST: Final = 65504.0
 
 
 class Kind(IntEnum):
@@ -237,7 +243,7 @@ def _decode_tensor(entry: _Entry, level: Level | None, stored: memoryview) -> Ar
             found = from_map(klt, coefficients, entry.dims)
             del coefficients
             if spec.dtype == "FP16":
-                np.clip(found, -_HALF_LARGEST, _HALF_LARGEST, out=found)
+                np.clip(found, -half.LARGEST, half.LARGEST, out=found)
             return found.astype(NUMPY_DTYPES[spec.dtype], copy=False)
     if spec.dtype == "BYTES":
         return split_strings(spec.name, entry.dims, size, stored)
@@ -295,8 +301,7 @@ def _read_entry(view: memoryview, at: int, one: TensorTables) -> tuple[_Entry, i
     for axis in _open_dims(one):
         dims[axis], at = _read_varint(view, at)
     stored_bytes, at = _read_varint(view, at)
-    if math.prod(max(dim, 1) for dim in dims) > ELEMENTS_MAX:
-        raise CodecError(f"tensor {name!r} has shape {dims}: more than {ELEMENTS_MAX} elements")
+    check_elements(name, tuple(dims))
     entry = _Entry(tables=one, kind=Kind(kind), dims=tuple(dims), stored_bytes=stored_bytes)
     plain_bytes = math.prod(dims) * one.spec.element_bytes
     exact = entry.kind is Kind.PLAIN and one.spec.dtype != "BYTES"

@@ -22,7 +22,15 @@ from split.codec.half import decode_half, encode_half
 from split.codec.klt import BoundaryTables, decode_klt, is_klt, klt_decoded_bytes
 from split.codec.packing import pack, unpack
 from split.codec.picture import HEADER_BYTES_MIN, PICTURE_CODECS, decode_picture, decoding_bytes, encode_picture
-from split.codec.plain import STRING_OVERHEAD_BYTES, Buffer, array_of, bytes_of, join_strings, split_strings
+from split.codec.plain import (
+    STRING_OVERHEAD_BYTES,
+    Buffer,
+    array_of,
+    bytes_of,
+    check_elements,
+    join_strings,
+    split_strings,
+)
 from split.errors import CodecError, InvalidRequest
 from split.profiles.image_spec import ImageSpec
 from split.tensor import NAME_BYTES_MAX, NUMPY_DTYPES, RANK_MAX, Array, Tensors, TensorSpec, dtype_name
@@ -37,7 +45,6 @@ VERSION: Final = 1
 ALIGNMENT: Final = 64
 """Of each tensor's bytes inside the payload: a cache line, and what vector units like."""
 TENSORS_MAX: Final = 4096
-ELEMENTS_MAX: Final = 2**48
 
 _PREAMBLE: Final = struct.Struct("<4sBBHII")
 _ENTRY: Final = struct.Struct("<HBBBBBBQQ")
@@ -374,8 +381,7 @@ def _read_entries(header: memoryview, count: int) -> Iterator[_Entry]:
 
 def _check_sizes(entry: _Entry) -> None:
     """CodecError unless kind, element type, axis and byte counts belong together."""
-    if math.prod(max(d, 1) for d in entry.dims) > ELEMENTS_MAX:  # before numpy sees them, an empty tensor's too
-        raise CodecError(f"tensor {entry.name!r} has shape {list(entry.dims)}: more than {ELEMENTS_MAX} elements")
+    check_elements(entry.name, entry.dims)
     expected = _plain_bytes(entry)
     if expected is None:
         raise CodecError(

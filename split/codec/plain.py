@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
@@ -13,6 +14,15 @@ Buffer = bytes | bytearray | memoryview
 
 STRING_OVERHEAD_BYTES: Final = 64
 """What one BYTES element costs in memory beside its bytes (object, pointer): counted against `max_bytes`."""
+
+
+ELEMENTS_MAX: Final = 2**48
+
+
+def check_elements(name: str, dims: tuple[int, ...]) -> None:
+    """CodecError for dims, an empty tensor's too, that numpy should not see."""
+    if math.prod(max(dim, 1) for dim in dims) > ELEMENTS_MAX:
+        raise CodecError(f"tensor {name!r} has shape {list(dims)}: more than {ELEMENTS_MAX} elements")
 
 
 def bytes_of(array: Array) -> list[Buffer]:

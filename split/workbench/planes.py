@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from typing import Final
 
 import numpy as np
 
-from split.codec.calibration import BLOCK_MAX, CHANNELS_MAX, LAYOUTS
+from split.codec.calibration import CHANNELS_MAX, LAYOUTS
+from split.codec.transform import dct
 from split.tensor import Array, TensorSpec
 
 BLOCK: Final = 8
@@ -73,15 +73,6 @@ def _side(size: int) -> int:
     return fitting if fitting > BLOCK // 2 or size <= BLOCK else BLOCK
 
 
-def dct(size: int) -> Array:
-    """FP64 [size, size]: the orthonormal DCT-II, one basis vector a row."""
-    assert 1 <= size <= BLOCK_MAX
-    k, n = np.mgrid[:size, :size]
-    basis = np.cos(math.pi * k * (2 * n + 1) / (2 * size)) * math.sqrt(2 / size)
-    basis[0] /= math.sqrt(2)
-    return np.asarray(basis)
-
-
 def coefficients(y: Array, block: tuple[int, int]) -> Array:
     """FP64 [components, block rows, block columns, blocks] of planes [batch, components, rows, columns]; planes that
     blocks do not fill are continued by their last row and column."""
@@ -90,5 +81,6 @@ def coefficients(y: Array, block: tuple[int, int]) -> Array:
     y = np.pad(y, ((0, 0), (0, 0), (0, -rows % u), (0, -columns % v)), mode="edge")
     down, across = y.shape[2] // u, y.shape[3] // v
     pieces = y.reshape(n, components, down, u, across, v)
-    coded = np.einsum("ai,bj,ncxiyj->cabnxy", dct(u), dct(v), pieces, optimize=True)
+    down_basis, across_basis = dct(u).astype(np.float64), dct(v).astype(np.float64)
+    coded = np.einsum("ai,bj,ncxiyj->cabnxy", down_basis, across_basis, pieces, optimize=True)
     return np.asarray(coded.reshape(components, u, v, n * down * across))
