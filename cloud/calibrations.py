@@ -52,7 +52,8 @@ class Calibrations:
         would be too many bytes of them in the session, or in all."""
         known = self._of_model.get(offer.calibrates, {})
         others = {digest: one for digest, one in known.items() if digest != offer.digest}
-        unused = [digest for digest in others if digest not in offer.keeps]
+        used = frozenset(offer.keeps)
+        unused = [digest for digest in others if digest not in used]
         kept = {digest: one for digest, one in others.items() if digest not in unused[:-1]}
         of_others = [
             one for model, several in self._of_model.items() if model != offer.calibrates for one in several.values()

@@ -366,8 +366,9 @@ class Openings:
 def _held_bytes(message: ModelOffer | ModelChunk | SegmentOpen, data: memoryview) -> int:
     """What it takes while it waits, about."""
     match message:
-        case ModelOffer(files=files, golden=golden, chunks=chunks):
+        case ModelOffer(files=files, golden=golden, chunks=chunks, keeps=keeps):
             own_bytes = len(golden) + len(chunks) + sum(len(name) + MESSAGE_OVERHEAD_BYTES for name, _, _ in files)
+            own_bytes += sum(map(len, keeps))
         case SegmentOpen(node_bitmap=bitmap):
             own_bytes = len(bitmap)
         case _:

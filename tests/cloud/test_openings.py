@@ -8,7 +8,7 @@ import numpy as np
 
 import cloud.openings
 from split.errors import InvalidModel
-from split.wire.messages import ModelNeed, ModelReady, Refused, Reply, SegmentOpen, SegmentReady
+from split.wire.messages import ModelNeed, ModelOffer, ModelReady, Refused, Reply, SegmentOpen, SegmentReady
 
 
 async def test_a_bitmap_that_is_none_of_this_models_costs_no_child_process(house, chain):
@@ -101,3 +101,10 @@ async def test_a_device_of_which_everything_is_refused_does_not_fill_the_log(hou
     monkeypatch.setattr(cloud.openings, "LOG_S", 1e-9)
     await device.ask(wanted)
     assert "unlogged_before=8" in caplog.messages[-1]
+
+
+def test_an_offer_that_waits_counts_with_all_that_it_names() -> None:
+    offer = ModelOffer(digest="d", files=(), keeps=("x" * 1000, "y" * 500))
+    plain = ModelOffer(digest="d", files=())
+    nothing = memoryview(b"")
+    assert cloud.openings._held_bytes(offer, nothing) - cloud.openings._held_bytes(plain, nothing) == 1500
