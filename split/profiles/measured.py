@@ -41,8 +41,8 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     """Measure (`split/codec/fidelity.py`) → mean over the sources of the inputs; what is missing was not finite: not
     allowed."""
     fidelity_high: dict[str, float]
-    """The same measures → what the mean over all such inputs is at most (95 % confidence, over sources): this is what a
-    bound is held against."""
+    """The same measures → what the mean over all such inputs is at most (nominally 95 % confidence, over sources:
+    `split/workbench/upper_mean.py`): this is what a bound is held against."""
 
     def within(self, measure: str, bound: float) -> bool:
         """Whether it keeps the bound, as far as so many inputs can tell; not for a NaN, or what was not measured."""
