@@ -77,14 +77,14 @@ CONDITIONS: Final = (
     Condition(name="20x slower, 10 Mbit/s, JPEG", slowdown=20, rtt_ms=20, rate_mbit=10, input="jpeg"),
     Condition(name="20x slower, link down, JPEG", slowdown=20, rtt_ms=20, rate_mbit=10, input="jpeg", down=True),
     Condition(
-        name="20x slower, 0.75 Mbit/s up, tensor, calibrated",
-        slowdown=20,
+        name="30x slower, 0.5 Mbit/s up, tensor, calibrated",
+        slowdown=30,
         rtt_ms=20,
-        rate_mbit=0.75,
+        rate_mbit=0.5,
         down_mbit=10,
         input="photos",
         calibrated=True,
-        left_out={"offload raw": "602 KB take over six seconds at 0.75 Mbit/s"},
+        left_out={"offload raw": "602 KB take ten seconds at 0.5 Mbit/s"},
     ),
     Condition(
         name="20x slower, 10 Mbit/s, JPEG, no-raw-input",
