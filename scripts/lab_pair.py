@@ -86,6 +86,15 @@ class LabPair(Pair):
         self._drain()
         self._set(delay=conditions.rtt_ms / 2, rate=conditions.rate_mbit, loss=conditions.loss_ratio, blackout=0)
 
+    def reconnect(self) -> None:
+        """The device's connections end as by a reset, so that it makes new ones over the link as it is now: a kernel
+        keeps of a connection what its former link was like (bbr a round trip for ten seconds). Unavailable where the
+        kernel does not let them be ended (CONFIG_INET_DIAG_DESTROY)."""
+        kill = self._lab.exec_argv("edge", ["ss", "--no-header", "--tcp", "--kill", "dst", self._host])
+        ended = subprocess.run(kill, check=False, capture_output=True, text=True)
+        if ended.returncode or not ended.stdout.strip():
+            raise Unavailable(f"connections cannot be ended here: {ended.stderr.strip() or 'ss --kill ended none'}")
+
     def change(self, up_mbit: float, down_mbit: float, rtt_ms: float, *, connected: bool) -> None:
         """The link becomes another one now, whatever is under way; not `connected`: every packet is lost."""
         self._set(up_rate=up_mbit, down_rate=down_mbit, delay=rtt_ms / 2, blackout=0 if connected else 1)

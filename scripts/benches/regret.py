@@ -91,12 +91,18 @@ def _cells(
     so_far = folder_of(grid) / "cells.jsonl"
     so_far.unlink(missing_ok=True)
     with _pair(grid) as pair:
-        slowdown = 0.0
+        slowdown, link = 0.0, None
         for number, cell in enumerate(cells, 1):
             started_s = time.monotonic()
             if cell.slowdown != slowdown:
-                slowdown = cell.slowdown
+                slowdown, link = cell.slowdown, None
                 pair.start_agent(slowdown=slowdown)
+                wait_until_open(pair, offers)
+            if cell.link != link:
+                # What becomes of a connection whose link changes is the trace bench's.
+                link = cell.link
+                pair.condition(link)
+                pair.reconnect()
                 wait_until_open(pair, offers)
             try:
                 found = measure(pair, cell, offers[cell.subject], sums.of(cell), seconds=seconds)

@@ -38,6 +38,10 @@ SETTLED: Final = 1 / 3
 TURNS: Final = 40
 TURNS_MIN: Final = 6
 """Even, so that odd and even turns are as many."""
+SURE: Final = 0.02
+"""More turns, at most `TURNS`, while what the chosen plan takes is not known so well (standard error of its median)."""
+PATIENCE: Final = 3.0
+"""And not for more than so many times a cell's seconds: a link with losses scatters by half from turn to turn."""
 LOOKS: Final = 3
 """The first may have to open something, and one after that may be overtaken by the device."""
 RUNNING_MIN: Final = 4
@@ -138,7 +142,9 @@ def measure(pair: LabPair, cell: Cell, offer: Offer, sums_ms: Mapping[Plan, floa
         pool = pool_of(offer.plans, sums_ms, chosen)
         found = Measured(cell=cell, chosen=chosen, learned_plans=Counter(plans), why_chosen=why, ms={}, sums_ms=sums_ms)
         running, turn_s = _first_look(client, offer, pool, found, ends_at_s=ends_at_s)
-        autos = _turns(client, offer, running, found, _turn_count(ends_at_s - time.monotonic(), turn_s))
+        at_least = _turn_count(ends_at_s - time.monotonic(), turn_s)
+        latest_s = ends_at_s + (PATIENCE - 1.0) * seconds
+        autos = _turns(client, offer, running, found, at_least, latest_s=latest_s)
         leave_out_failed(found)
         if AUTO not in found.ms:
             raise Refused(f"auto was refused: {found.excluded[AUTO]}")
@@ -246,13 +252,31 @@ def _turn_count(left_s: float, turn_s: float) -> int:
     return turns - turns % 2
 
 
-def _turns(client: Client, offer: Offer, running: Sequence[Plan], found: Measured, turns: int) -> list[Answer]:
-    """What every plan takes in each turn, into `found`; the answers of `auto`."""
+def is_sure(values: Sequence[float | None]) -> bool:
+    """Whether the median of these is known to `SURE`: its standard error is 1.2533 σ / √n of a normal distribution, σ
+    taken as 1.4826 × the median absolute deviation, which a single stall does not move."""
+    known = [value for value in values if value is not None]
+    if len(known) < TURNS_MIN:
+        return False
+    median = statistics.median(known)
+    deviation = statistics.median(abs(value - median) for value in known)
+    return 1.2533 * 1.4826 * deviation / math.sqrt(len(known)) <= SURE * median
+
+
+def _turns(
+    client: Client, offer: Offer, running: Sequence[Plan], found: Measured, at_least: int, *, latest_s: float
+) -> list[Answer]:
+    """What every plan takes in each turn, into `found`; the answers of `auto`. At least so many turns, and as many more
+    as it takes to be sure, but for `latest_s`."""
     work: dict[str, Plan | None] = {str(plan): plan for plan in running}
     work |= {AUTO: None, AGAIN: found.chosen} if found.chosen in running else {AUTO: None}
     found.ms = {name: [] for name in work}
-    autos = []
-    for turn in range(turns):
+    autos: list[Answer] = []
+    for turn in range(TURNS):
+        if turn >= at_least and turn % 2 == 0:
+            taken = found.ms[found.scored] + found.ms.get(AGAIN, [])
+            if is_sure(taken) or time.monotonic() > latest_s:
+                break
         names = list(work)
         random.Random(turn).shuffle(names)
         for name in names:

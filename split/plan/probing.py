@@ -53,13 +53,14 @@ PROBE_EARNED_S: Final = 1.0
 """The same while requests have earned it."""
 LOOKS: Final = 2
 """So often the rate is looked at once pings have shown that the link is another one, with the heaviest probes: the
-first alone would be a surprise, which the second makes a change. Where one shows another rate again, as often again."""
+first alone would be a surprise, which the second makes a change; where the first is none, that is all. Where one shows
+another rate, as often again."""
 LOOK_AFTER_S: Final = 0.5
-"""And only where no request has crossed for so long: the next one looks itself."""
-CHANGE_BURST_BYTES: Final = 6 * PROBE_BYTES
-"""What such looks may spend at once, and nobody else: a link with losses surprises at every turn and has spent the
-rest when it gives way to a calm one. Then light probes had to do, which tell of a rate that became ten times higher no
-more than their jitter; simulated, a model stayed here for 9 requests (median; 20 and more for a third), now for 2."""
+"""And only where no request has crossed for so long: the next one looks itself. What such looks may spend is an hour's
+part of the bytes at once, and nobody else may: a link with losses surprises at every turn and has spent the rest when
+it gives way to a calm one. Then light probes had to do, which tell of a rate that became ten times higher no more than
+their jitter: simulated, a model stayed here for 9 requests (median; 20 and more for a third), now for 2. With 192 KB at
+once the seventh link within five minutes was not looked at, and a model stayed here for all of its 19 requests."""
 TRAFFIC_SHARE: Final = 0.01
 """Of the bytes that requests and replies moved, for heavy pings, and as much again for light ones."""
 TRAFFIC_SAVED_BYTES: Final = 1_000_000
@@ -73,7 +74,7 @@ class Probing:
         self._bytes_per_hour = bytes_per_hour
         self._ping_room = _Room(bytes_per_hour / 2, PING_BURST_BYTES)
         self._probe_room = _Room(bytes_per_hour / 4, PROBE_BURST_BYTES)
-        self._change_room = _Room(bytes_per_hour / 4, CHANGE_BURST_BYTES)
+        self._change_room = _Room(bytes_per_hour / 4, math.inf)
         self._looks = 0
         """Still to be taken since the link was found to be another one."""
         self._moved_at_s = -math.inf
@@ -137,14 +138,17 @@ class Probing:
         busy = now_s - self._decided_at_s < self._busy_s
         busy_s = PING_EARNED_S if self._ping_room.earned >= PING_COST_BYTES else PING_BUSY_S
         every_s = busy_s if busy else PING_IDLE_S
-        looks = self._looks > 0 and now_s - self._moved_at_s >= LOOK_AFTER_S
+        looks = self._looks_now(link, surprised=surprised, now_s=now_s)
         at_once = busy and (surprised or looks) and now_s - self._probed_at_s >= AT_ONCE_S
         fresh = min(link.age_s, now_s - self._probed_at_s) < every_s
         if fresh and not at_once and not self._first_weight_due(link, now_s):
             return 0
         first = self._first_weight_due(link, now_s)
         carried_ms = PROBE_MS[1] if first else min(max(PROBE_RTT_RATIO * link.rtt_ms, PROBE_MS[0]), PROBE_MS[1])
+        if first and (weight := self._look(link, now_s)):
+            return weight
         if looks and at_once and (weight := self._look(link, now_s)):
+            self._looks -= 1
             return weight
         affordable = max(self._probe_room.left(now_s) / PROBE_SHARE, PROBE_BYTES_TELLING)
         least = PROBE_BYTES_TELLING if self._has_earned else PROBE_BYTES_MIN
@@ -160,13 +164,24 @@ class Probing:
             return PING_BYTES
         return 0
 
+    def _looks_now(self, link: LinkEstimate, *, surprised: bool, now_s: float) -> bool:
+        """Whether one of `LOOKS` is to be taken: the second once the first is back and was a surprise."""
+        if self._looks == 0 or now_s - self._moved_at_s < LOOK_AFTER_S:
+            return False
+        if self._looks == LOOKS:
+            return True
+        if link.age_s >= now_s - self._probed_at_s:
+            return False  # not back yet
+        if not surprised:
+            self._looks = 0
+        return surprised
+
     def _look(self, link: LinkEstimate, now_s: float) -> int:
-        """Bytes of one of `LOOKS`; 0 where there is nothing left for it."""
+        """Bytes of one of `LOOKS`, or of the first at a connection; 0 where there is nothing left for it."""
         weight = int(min(max(PROBE_MS[1] / link.up_ms_per_byte, PROBE_BYTES_MIN), PROBE_BYTES))
         if not self._change_room.take(weight + PING_COST_BYTES, now_s):
             self._looks = 0
             return 0
-        self._looks -= 1
         self._probed_at_s = self._weighed_at_s = now_s
         return weight
 

@@ -14,7 +14,7 @@ from PIL import Image
 from agent.replay.known import Known
 from scripts.benches import regret, regret_plot, regret_policies
 from scripts.benches.regret_cells import LINKS, SLOWDOWNS, SUBJECTS, Cell, Grid, Subject, cells_default
-from scripts.benches.regret_oracle import AGAIN, AUTO, Measured, leave_out_failed, pool_of
+from scripts.benches.regret_oracle import AGAIN, AUTO, Measured, is_sure, leave_out_failed, pool_of
 from scripts.benches.regret_plot import GAP, HIGH
 from scripts.benches.regret_policies import as_replayed
 from scripts.benches.regret_stages import (
@@ -65,6 +65,14 @@ def test_auto_stands_for_a_chosen_plan_that_could_not_be_had() -> None:
     one = measured({str(LOCAL): [10.0] * 4, AUTO: [11.0] * 4}, OFFLOAD)
     assert one.regret == pytest.approx(1.1)
     assert one.noise == pytest.approx(1.0)
+
+
+def test_a_median_is_sure_once_its_standard_error_is_two_percent() -> None:
+    # 1.2533 × 1.4826 × 10 / √n ≤ 2 from n = 87 on (Gaussian efficiency of median and of median absolute deviation).
+    assert not is_sure([90.0, None, 110.0] * 43)
+    assert is_sure([90.0, None, 110.0] * 44)
+    assert is_sure([100.0, 100.0, 900.0] * 2)  # a stall is no doubt
+    assert not is_sure([100.0] * 5)
 
 
 def test_a_cell_is_contested_where_a_second_placement_is_within_half_as_much_again() -> None:
