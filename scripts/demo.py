@@ -48,8 +48,6 @@ from split.tensor import Tensors
 
 LABEL: Final = "emulated: the link (user-space relay, loopback) and the device's speed (emulation.slowdown)"
 
-ROUNDS: Final = 5
-"""Measured requests of each road per condition, interleaved."""
 WARM_UP_ROUNDS: Final = 3
 SETTLE_REQUESTS: Final = 6
 CONNECT_TIMEOUT_S: Final = 30.0
@@ -214,7 +212,7 @@ def try_out(client: Client, condition: Condition, inputs: Sequence[Tensors], pas
 
     order: list[tuple[Road, Mapping[str, str]]] = [(chosen, {})]
     order += [(roads[name], wishes) for name, wishes in condition.roads.items() if not roads[name].reason]
-    for turn in range(-(-ROUNDS // len(inputs)) * len(inputs)):
+    for turn in range(-(-condition.rounds // len(inputs)) * len(inputs)):
         # Shuffled, not rotated: rotation leaves each road the same predecessor, whose warm caches it would profit from.
         for road, wishes in random.Random(turn).sample(order, len(order)):
             measure(road, wishes, turn % len(inputs))
