@@ -49,6 +49,8 @@ OFFSETS_FEW: Final = (-8, -4, 0, 4, 8)
 """Beside the level where the calibration's curve meets a target; 8 halve the step, for a quarter of the divergence."""
 ROUNDS, ROUNDS_QUICK = 300, 60
 FALLBACK_ROUNDS: Final = 20
+HALF: Final = 0.5
+"""Of the compute: a cut behind most of the network saves the device little, however few its bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,8 +253,12 @@ def _row(found: Compared, at: str, target: float) -> dict[str, Any]:
         if found.splits[cut].curve().is_bound(target):
             row["klt_is_at_most"] = True
     row |= {"int8": int8, "int8_cut": plain_cut, **sizes, "best_rival": rival}
+    early = _chosen({name: curve for name, curve in found.told.items() if found.cuts[name].share <= HALF}, target)
+    half = found.splits[early].curve().bytes_at(target) if early else math.inf
+    row |= {"klt_by_half": half, "half_cut": early}
     if rival:
         row["rival_over_klt"] = sizes[rival] / ours if math.isfinite(ours) else 0.0
+        row["rival_over_half"] = sizes[rival] / half if math.isfinite(half) else 0.0
     return row
 
 
