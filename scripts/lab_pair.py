@@ -22,10 +22,11 @@ from typing import Final
 
 from scripts.client import Client
 from scripts.models import Unavailable
-from scripts.pair import ROOT, Pair
+from scripts.pair import ROOT, STATUS, Pair
 
 PROCESSORS: Final = sorted(os.sched_getaffinity(0))
 DRAINED_S: Final = 10.0
+RECONNECT_TIMEOUT_S: Final = 60.0
 """Longer than the fullest queue of the slowest link needs: 64 KiB at 1 Mbit/s, and some round trips."""
 
 SHORTEST_RTT_MS: Final = 5.0
@@ -87,13 +88,21 @@ class LabPair(Pair):
         self._set(delay=conditions.rtt_ms / 2, rate=conditions.rate_mbit, loss=conditions.loss_ratio, blackout=0)
 
     def reconnect(self) -> None:
-        """The device's connections end as by a reset, so that it makes new ones over the link as it is now: a kernel
+        """The device's connections end as by a reset, and it has made new ones over the link as it is now: a kernel
         keeps of a connection what its former link was like (bbr a round trip for ten seconds). Unavailable where the
         kernel does not let them be ended (CONFIG_INET_DIAG_DESTROY)."""
-        kill = self._lab.exec_argv("edge", ["ss", "--no-header", "--tcp", "--kill", "dst", self._host])
-        ended = subprocess.run(kill, check=False, capture_output=True, text=True)
-        if ended.returncode or not ended.stdout.strip():
-            raise Unavailable(f"connections cannot be ended here: {ended.stderr.strip() or 'ss --kill ended none'}")
+        before, deadline_at_s = self._connects(), time.monotonic() + RECONNECT_TIMEOUT_S
+        kill = self._lab.exec_argv("edge", ["ss", "--tcp", "--kill", "dst", self._host])
+        subprocess.run(kill, check=True, capture_output=True)
+        while self._connects() == before:
+            if time.monotonic() > deadline_at_s:
+                raise Unavailable("the device's connections could not be ended, or it made no new ones")
+            time.sleep(0.05)
+
+    def _connects(self) -> int:
+        """How often the device has connected since it started."""
+        with self.client() as client:
+            return int(client.get(STATUS)["companion"]["connects"])
 
     def change(self, up_mbit: float, down_mbit: float, rtt_ms: float, *, connected: bool) -> None:
         """The link becomes another one now, whatever is under way; not `connected`: every packet is lost."""
