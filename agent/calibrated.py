@@ -17,8 +17,8 @@ from split.codec.calibration import CALIBRATION_FILE, FILE_BYTES_MAX, Calibratio
 from split.codec.klt import BoundaryTables
 from split.errors import InvalidCalibration
 from split.graph.card import CutCard, ModelCard
-from split.ids import CutId, ModelDigest
-from split.plan.plan import KLT, WITH_LEVELS
+from split.ids import KLT, CutId, ModelDigest
+from split.plan.plan import WITH_LEVELS
 from split.profiles.measured import CodecCosts, ModelProfile, Point
 
 log = logging.getLogger(__name__)

@@ -25,8 +25,8 @@ from split.codec.image import image_fingerprint
 from split.codec.payload import decode
 from split.errors import CompanionRefused, ConnectionLost, IsthmusError, RemoteProtocolError
 from split.graph.card import CutCard, digest_of_files
-from split.ids import OFFLOAD_CUT
-from split.plan.plan import KLT, REENCODED
+from split.ids import KLT, OFFLOAD_CUT
+from split.plan.plan import REENCODED
 from split.runtime.kernels import kernel_answers, kernels_differ
 from split.tensor import Tensors
 from split.transport.channel import Channel

@@ -14,8 +14,8 @@ from split.codec.image import prepare_image
 from split.codec.klt import encode_klt
 from split.codec.payload import encode
 from split.errors import CodecError
-from split.ids import CutId
-from split.plan.plan import KLT, REENCODED, Placement, Plan
+from split.ids import KLT, CutId
+from split.plan.plan import REENCODED, Placement, Plan
 from split.runtime.engine import Segment, Stop
 from split.tensor import Tensors
 from split.transport.channel import Buffer

@@ -32,7 +32,7 @@ from split.errors import (
     IsthmusError,
     RemoteProtocolError,
 )
-from split.plan.plan import KLT
+from split.ids import KLT
 from split.transport.channel import Buffer, Channel, Incoming, Observation
 from split.transport.retry import Backoff
 from split.wire.messages import (

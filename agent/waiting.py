@@ -26,7 +26,8 @@ from split.codec.image import image_fingerprint
 from split.codec.klt import klt_key
 from split.codec.payload import decode
 from split.errors import CompanionRefused, ConnectionLost, IsthmusError, Overloaded, RemoteProtocolError, TooLarge
-from split.plan.plan import KLT, REENCODED
+from split.ids import KLT
+from split.plan.plan import REENCODED
 from split.tensor import Tensors, dtype_name
 from split.transport.channel import Buffer, Channel, Incoming
 from split.wire.messages import Cancel, Infer, Priority, Refused, Reply

@@ -32,8 +32,7 @@ from split.errors import (
     ModelUnavailable,
     Overloaded,
 )
-from split.ids import OFFLOAD_CUT
-from split.plan.plan import KLT
+from split.ids import KLT, OFFLOAD_CUT
 from split.tensor import Tensors, dtype_name
 from split.transport.channel import Buffer, Channel, Incoming
 from split.wire.messages import Cancel, Infer, Message, Priority, Refused, Reply

@@ -26,6 +26,9 @@ RequestId = NewType("RequestId", str)
 OFFLOAD_CUT: Final = CutId("offload")
 """What stands in a frame where a cut id would: nothing of the model runs on the device."""
 
+KLT: Final = "klt"
+"""The codec whose payloads are read with the model's calibration: its name in plans, on the wire and in contracts."""
+
 
 def cut_id(node_keys: Iterable[str]) -> CutId:
     """Id of the cut whose device side is exactly these nodes.

@@ -19,7 +19,7 @@ from agent.commands.profile import progress_bar
 from split.codec.calibration import CALIBRATION_FILE, Calibration, Curve, CutTables, read_calibration
 from split.codec.picture import LEVELS
 from split.errors import InvalidModel
-from split.ids import CutId
+from split.ids import KLT, CutId
 from split.profiles.contract import Contract, Fidelity, contract_beside
 from split.tensor import TensorSpec
 from split.workbench.child import run_child_sync
@@ -80,7 +80,7 @@ def _as_json(path: Path, out: Path, calibration: Calibration) -> dict[str, Any]:
                 "id": cut,
                 "boundary": [
                     {"name": one.spec.name, "dtype": one.spec.dtype, "shape": list(one.spec.shape)}
-                    | {"codec": "lossless" if one.klt is None else "klt"}
+                    | {"codec": "lossless" if one.klt is None else KLT}
                     for one in tables.tensors
                 ],
                 "curve": msgspec.to_builtins(calibration.curves[cut]),

@@ -16,6 +16,7 @@ from agent.commands.model_argument import (
     show_progress,
 )
 from split.errors import InvalidRequest
+from split.ids import KLT
 from split.tensor import TensorSpec
 from split.workbench.child import run_child_sync
 
@@ -57,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _table(found: dict[str, Any], path: Path) -> str:
     """For people: the input as the first row, then one row a cut in the order of the model."""
     lines = [f"{_title(path)}  {found['nodes']} nodes  {found['digest'][:19]}…", ""]
-    codecs = (*_CODECS, *(("klt",) if any("klt" in cut for cut in found["cuts"]) else ()))
+    codecs = (*_CODECS, *((KLT,) if any(KLT in cut for cut in found["cuts"]) else ()))
     heads = "  ".join(f"{f'{codec} KB':>9}" for codec in codecs)
     lines.append(f"{'cut':12}  {'node':>5}  {'compute':>7}  {heads}  boundary")
     own = _raw_bytes(found["inputs"])
@@ -66,8 +67,8 @@ def _table(found: dict[str, Any], path: Path) -> str:
         return "\n".join([*lines, f"no cuts: {found['no_cuts_reason']}", *_note(found)])
     for cut in found["cuts"]:
         sizes = [_kb(cut["bytes"][codec]) for codec in _CODECS]
-        if "klt" in codecs:
-            sizes.append(_kb(round(cut["klt"]["mean_bytes"])) if "klt" in cut else "")
+        if KLT in codecs:
+            sizes.append(_kb(round(cut[KLT]["mean_bytes"])) if KLT in cut else "")
         lines.append(_row(cut["id"], cut["nodes"], cut["compute_share"], sizes, cut["boundary"]))
     smaller = [cut for cut in found["cuts"] if cut["bytes"]["raw"] < own]
     lines += ["", f"{len(smaller)} of {len(found['cuts'])} cuts send less than the input, both uncoded"]

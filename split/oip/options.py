@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from split.errors import InvalidRequest
-from split.ids import CutId
+from split.ids import KLT, CutId
 from split.oip.infer import OipRequest, Scalar
 from split.oip.tensors import shown
 from split.profiles.contract import PRIVACY_ORDER, Privacy
@@ -75,7 +75,7 @@ def isthmus_options(request: OipRequest) -> RequestOptions:
         raise InvalidRequest("parameter isthmus.codec does not go with isthmus.mode local: nothing travels")
     if codec in PICTURES and (mode == "split" or cut is not None):
         raise InvalidRequest(f"isthmus.codec {codec} carries a picture input; use isthmus.mode offload or auto")
-    if codec == "klt" and mode == "offload":
+    if codec == KLT and mode == "offload":
         raise InvalidRequest("isthmus.codec klt carries what crosses at a cut; use isthmus.mode split or auto")
     return RequestOptions(
         mode=mode,

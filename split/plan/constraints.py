@@ -13,8 +13,9 @@ from functools import partial
 import numpy as np
 
 from split.errors import InvalidRequest
+from split.ids import KLT
 from split.plan.observation import Flags, Observation, RemoteView
-from split.plan.plan import KLT, OF_PICTURES, WITH_LEVELS, Placement, Plan, RequestFacts
+from split.plan.plan import OF_PICTURES, WITH_LEVELS, Placement, Plan, RequestFacts
 from split.plan.predict import Prediction, crossing_units, sent_bytes
 from split.plan.table import LOCAL_ROW, PlanTable
 from split.profiles.contract import PRIVACY_ORDER

@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from split.ids import CutId
+from split.ids import KLT, CutId
 from split.plan.values import value
-
-KLT: Final = "klt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

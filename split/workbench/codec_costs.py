@@ -15,7 +15,7 @@ from split.codec.image import prepare_image
 from split.codec.klt import BoundaryTables, decode_klt, encode_klt
 from split.codec.payload import decode, encode
 from split.codec.plain import Buffer
-from split.ids import CutId
+from split.ids import KLT, CutId
 from split.profiles.image_spec import ImageSpec
 from split.profiles.measured import CodecCosts
 from split.runtime.profiler import measure_interleaved
@@ -42,7 +42,7 @@ def of_cut(calibration: Calibration | None, cut: CutId) -> dict[str, Coding]:
     tables = BoundaryTables(calibration.tables[cut], calibration.digest)
     level = _middle(calibration.curves[cut])
     return {
-        "klt": Coding(
+        KLT: Coding(
             encode=lambda tensors: encode_klt(tensors, tables, level),
             decode=lambda wire: decode_klt(wire, tables, max_bytes=_PAYLOAD_BYTES_MAX),
         )

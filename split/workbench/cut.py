@@ -40,7 +40,7 @@ from split.graph.model import Model
 from split.graph.partition import WEIGHTS_FILE, share_weights, whole_with, write_parts, write_whole
 from split.graph.quantised import computes_in_integers
 from split.graph.shapes import concrete_shapes
-from split.ids import CutId, ModelDigest
+from split.ids import KLT, CutId, ModelDigest
 from split.profiles.contract import Contract
 from split.profiles.demands import NOTHING_ASKED, ContractDemands, demands_of
 from split.profiles.measured import Point
@@ -206,7 +206,7 @@ def list_cuts(model_path: Path, *, inputs: Tensors | None = None, contract: Cont
                 "compute_share": round(share, 6),
                 "nodes": cut.nodes,
             }
-            | ({"klt": msgspec.to_builtins(inside[cut.id])} if cut.id in inside else {})
+            | ({KLT: msgspec.to_builtins(inside[cut.id])} if cut.id in inside else {})
             for cut, share in zip(cuts, compute_shares(model, cuts), strict=True)
         ],
     }
