@@ -1,18 +1,15 @@
 """Tensors ↔ the bytes of one payload: self-describing, little-endian, checked in full before anything is allocated.
 
-The format is specified in PAYLOAD.md beside this file. A codec is a policy: it chooses a coding (`Kind`) for each
-tensor; the payload says which was chosen, so decoding needs no codec name. What a lossy coding does to the model's
-outputs is not known here; it is measured (`fidelity.py`). Codec `klt` has payloads of its own (`klt.py`), told by their
-first bytes.
+The format is specified in PAYLOAD.md beside this file; the header is `payload_header.py`'s. A codec is a policy: it
+chooses a coding (`Kind`) for each tensor; the payload says which was chosen, so decoding needs no codec name. What a
+lossy coding does to the model's outputs is not known here; it is measured (`fidelity.py`). Codec `klt` has payloads of
+its own (`klt.py`), told by their first bytes.
 """
 
 from __future__ import annotations
 
 import math
-import struct
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from enum import IntEnum
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import numpy as np
@@ -21,81 +18,22 @@ from split.codec import affine
 from split.codec.half import decode_half, encode_half
 from split.codec.klt import BoundaryTables, decode_klt, is_klt, klt_decoded_bytes
 from split.codec.packing import pack, unpack
-from split.codec.picture import HEADER_BYTES_MIN, PICTURE_CODECS, decode_picture, decoding_bytes, encode_picture
-from split.codec.plain import (
-    STRING_OVERHEAD_BYTES,
-    Buffer,
-    array_of,
-    bytes_of,
-    check_elements,
-    join_strings,
-    split_strings,
-)
+from split.codec.payload_header import TENSORS_MAX, Entry, Kind, Packing, header_bytes_of, read_header, write_header
+from split.codec.picture import PICTURE_CODECS, decode_picture, encode_picture
+from split.codec.plain import Buffer, array_of, bytes_of, join_strings, split_strings
 from split.errors import CodecError, InvalidRequest
+from split.ids import KLT
 from split.profiles.image_spec import ImageSpec
 from split.tensor import NAME_BYTES_MAX, NUMPY_DTYPES, RANK_MAX, Array, Tensors, TensorSpec, dtype_name
 
 CODECS: Final = ("raw", "fp16", "int8", "encoded", *PICTURE_CODECS)
 """What `encode` knows; klt has an encoder of its own, which needs tables (`split.codec.klt.encode_klt`)."""
-SPOKEN: Final = (*CODECS, "klt")
+SPOKEN: Final = (*CODECS, KLT)
 """What this program reads and writes, as its Hello says."""
 
-MAGIC: Final = b"ISTP"
-VERSION: Final = 1
 ALIGNMENT: Final = 64
 """Of each tensor's bytes inside the payload: a cache line, and what vector units like."""
-TENSORS_MAX: Final = 4096
-
-_PREAMBLE: Final = struct.Struct("<4sBBHII")
-_ENTRY: Final = struct.Struct("<HBBBBBBQQ")
-_DTYPE_CODES: Final = {name: code for code, name in enumerate(NUMPY_DTYPES, start=1)}
-_DTYPE_NAMES: Final = {code: name for name, code in _DTYPE_CODES.items()}
 _ZEROS: Final = bytes(ALIGNMENT)
-
-
-class Kind(IntEnum):
-    """How one tensor's elements became plain bytes."""
-
-    RAW = 0
-    HALF = 1
-    AFFINE = 2
-    STRINGS = 3
-    PICTURE = 5
-
-
-class Packing(IntEnum):
-    """What was done to the plain bytes."""
-
-    NONE = 0
-    ZSTD = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
-    """One tensor as the header describes it."""
-
-    name: str
-    dtype: str
-    dims: tuple[int, ...]
-    kind: Kind
-    packing: Packing
-    axis: int
-    """Channel axis of AFFINE, else 0."""
-    stored_bytes: int
-    plain_bytes: int
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.dims)
-
-    @property
-    def memory_bytes(self) -> int:
-        """What the decoded tensor occupies; a picture's pixels while it is decoded, too."""
-        if self.kind is Kind.STRINGS:
-            return self.plain_bytes + self.size * STRING_OVERHEAD_BYTES
-        if self.kind is Kind.PICTURE:
-            return decoding_bytes(self.size)
-        return self.size * NUMPY_DTYPES[self.dtype].itemsize
 
 
 def encode(
@@ -121,17 +59,17 @@ def encode(
         raise CodecError(f"codec {codec} needs a level; the model's calibration says which")
     if len(tensors) > TENSORS_MAX:
         raise CodecError(f"{len(tensors)} tensors do not fit into one payload; at most {TENSORS_MAX} do")
-    header = bytearray(_PREAMBLE.size)
+    entries: list[Entry] = []
     bodies: list[list[Buffer]] = []
     for name, array in tensors.items():
         picture = None
         if level is not None and pictures and name in pictures and codec in PICTURE_CODECS:
             picture = encode_picture(array, pictures[name], codec, level)
         entry, body = _encode_tensor(name, array, codec, picture)
-        header += _entry_bytes(entry)
+        entries.append(entry)
         bodies.append(body)
-    _PREAMBLE.pack_into(header, 0, MAGIC, VERSION, 0, len(bodies), len(header), 0)
-    buffers: list[Buffer] = [bytes(header)]
+    header = write_header(entries)
+    buffers: list[Buffer] = [header]
     at = len(header)
     for body in bodies:
         length = sum(memoryview(part).nbytes for part in body)
@@ -159,7 +97,7 @@ def decode(payload: Buffer, *, max_bytes: int, tables: BoundaryTables | None = N
             )
         return decode_klt(payload, tables, max_bytes=max_bytes)
     view = memoryview(payload).cast("B")
-    entries, at = _read_header(view)
+    entries, at = read_header(view)
     wanted = sum(entry.memory_bytes for entry in entries)
     if wanted > max_bytes:
         raise CodecError(f"the payload's tensors take {wanted} bytes decoded, at most {max_bytes} are allowed")
@@ -189,7 +127,7 @@ def decoded_bytes(payload: Buffer, *, tensors_max: int = TENSORS_MAX) -> int:
     """
     if is_klt(payload):
         return klt_decoded_bytes(payload)
-    entries, _ = _read_header(memoryview(payload).cast("B"), tensors_max)
+    entries, _ = read_header(memoryview(payload).cast("B"), tensors_max)
     return sum(entry.memory_bytes for entry in entries)
 
 
@@ -201,12 +139,8 @@ def payload_bytes(specs: Iterable[TensorSpec], codec: str, dims: Mapping[str, in
     if codec not in CODECS:
         raise CodecError(f"codec {codec!r} is not known; known are {', '.join(CODECS)}")
     specs = list(specs)
-    sizes = []
-    at = _PREAMBLE.size
-    for spec in specs:
-        at += _ENTRY.size + 8 * len(spec.shape) + len(spec.name.encode())
-        sizes.append(_coded_bytes(spec, codec, dims))
-    for size in sizes:
+    at = header_bytes_of(specs)
+    for size in [_coded_bytes(spec, codec, dims) for spec in specs]:
         at += (-at % ALIGNMENT + size) if size else 0
     return at
 
@@ -226,7 +160,7 @@ def _coded_bytes(spec: TensorSpec, codec: str, dims: Mapping[str, int]) -> int:
 # --- one tensor -------------------------------------------------------------------------------------------------------
 
 
-def _encode_tensor(name: str, array: Array, codec: str, picture: bytes | None) -> tuple[_Entry, list[Buffer]]:
+def _encode_tensor(name: str, array: Array, codec: str, picture: bytes | None) -> tuple[Entry, list[Buffer]]:
     try:
         dtype = dtype_name(array.dtype)
     except InvalidRequest as error:
@@ -244,7 +178,7 @@ def _encode_tensor(name: str, array: Array, codec: str, picture: bytes | None) -
         packed = pack(plain)
         if packed is not None:
             packing, body = Packing.ZSTD, [packed]
-    entry = _Entry(
+    entry = Entry(
         name=name,
         dtype=dtype,
         dims=tuple(array.shape),
@@ -273,7 +207,7 @@ def _choose_coding(
     return Kind.RAW, 0, bytes_of(plain)
 
 
-def _decode_tensor(entry: _Entry, stored: memoryview) -> Array:
+def _decode_tensor(entry: Entry, stored: memoryview) -> Array:
     plain: Buffer = stored
     if entry.packing is Packing.ZSTD:
         plain = unpack(stored, plain_bytes=entry.plain_bytes, name=entry.name)
@@ -293,136 +227,3 @@ def _decode_tensor(entry: _Entry, stored: memoryview) -> Array:
             return affine.decode_affine(parameters, codes, dtype=dtype, dims=entry.dims, axis=entry.axis)
         case Kind.RAW:
             return array_of(entry.name, entry.dtype, entry.dims, plain)
-
-
-# --- header -----------------------------------------------------------------------------------------------------------
-
-
-def _entry_bytes(entry: _Entry) -> bytes:
-    name = entry.name.encode()
-    fixed = _ENTRY.pack(
-        len(name),
-        _DTYPE_CODES[entry.dtype],
-        len(entry.dims),
-        entry.kind,
-        entry.packing,
-        entry.axis,
-        0,
-        entry.stored_bytes,
-        entry.plain_bytes,
-    )
-    return fixed + struct.pack(f"<{len(entry.dims)}Q", *entry.dims) + name
-
-
-def _read_header(view: memoryview, tensors_max: int = TENSORS_MAX) -> tuple[list[_Entry], int]:
-    """All entries, checked, and where the header ends."""
-    if view.nbytes < _PREAMBLE.size:
-        raise CodecError(f"a payload has at least {_PREAMBLE.size} bytes, got {view.nbytes}")
-    magic, version, zero, count, header_bytes, zeros = _PREAMBLE.unpack_from(view)
-    if magic != MAGIC:
-        raise CodecError(f"a payload starts with {MAGIC!r}, got {magic!r}")
-    if version != VERSION or zero or zeros:
-        raise CodecError(f"payload version {version} is not known; this program reads {VERSION}")
-    if count > tensors_max:
-        raise CodecError(f"the payload claims {count} tensors; at most {tensors_max} are allowed")
-    if header_bytes > view.nbytes:
-        raise CodecError(f"the payload's header claims {header_bytes} bytes, the payload has {view.nbytes}")
-    entries = list(_read_entries(view[:header_bytes], count))
-    seen: set[str] = set()
-    for entry in entries:
-        if entry.name in seen:
-            raise CodecError(f"tensor {entry.name!r} is in the payload twice")
-        seen.add(entry.name)
-    return entries, header_bytes
-
-
-def _read_entries(header: memoryview, count: int) -> Iterator[_Entry]:
-    at = _PREAMBLE.size
-    for index in range(count):
-        if at + _ENTRY.size > header.nbytes:
-            raise CodecError(f"the payload's header ends within tensor {index} of {count}")
-        name_bytes, dtype, rank, kind, packing, axis, zero, stored, plain = _ENTRY.unpack_from(header, at)
-        at += _ENTRY.size
-        if rank > RANK_MAX:
-            raise CodecError(f"tensor {index} of the payload has rank {rank}; at most {RANK_MAX} is allowed")
-        if not 1 <= name_bytes <= NAME_BYTES_MAX:
-            raise CodecError(
-                f"tensor {index} of the payload has a name of {name_bytes} bytes, not 1 to {NAME_BYTES_MAX}"
-            )
-        if at + 8 * rank + name_bytes > header.nbytes:
-            raise CodecError(f"the payload's header ends within tensor {index} of {count}")
-        dims = struct.unpack_from(f"<{rank}Q", header, at)
-        at += 8 * rank
-        try:
-            name = str(header[at : at + name_bytes], "utf-8")
-        except UnicodeDecodeError as error:
-            raise CodecError(f"the name of tensor {index} of the payload is not UTF-8 ({error})") from error
-        at += name_bytes
-        if dtype not in _DTYPE_NAMES or kind not in set(Kind) or packing not in set(Packing) or zero:
-            raise CodecError(
-                f"tensor {name!r} has element type {dtype}, kind {kind}, packing {packing}; this program reads"
-                f" element types 1–{len(_DTYPE_NAMES)}, kinds {[*map(int, Kind)]}, packings {[*map(int, Packing)]}"
-            )
-        entry = _Entry(
-            name=name,
-            dtype=_DTYPE_NAMES[dtype],
-            dims=dims,
-            kind=Kind(kind),
-            packing=Packing(packing),
-            axis=axis,
-            stored_bytes=stored,
-            plain_bytes=plain,
-        )
-        _check_sizes(entry)
-        yield entry
-    if at != header.nbytes:
-        raise CodecError(f"{header.nbytes - at} bytes follow the last entry of the payload's header")
-
-
-def _check_sizes(entry: _Entry) -> None:
-    """CodecError unless kind, element type, axis and byte counts belong together."""
-    check_elements(entry.name, entry.dims)
-    expected = _plain_bytes(entry)
-    if expected is None:
-        raise CodecError(
-            f"tensor {entry.name!r}: {entry.dtype} of rank {len(entry.dims)} cannot be coded as {entry.kind.name}"
-        )
-    exact = entry.kind not in (Kind.STRINGS, Kind.PICTURE)
-    if entry.plain_bytes < expected or (exact and entry.plain_bytes != expected):
-        raise CodecError(
-            f"tensor {entry.name!r} of shape {list(entry.dims)} takes {'' if exact else 'at least '}{expected} bytes"
-            f" as {entry.kind.name}, its header says {entry.plain_bytes}"
-        )
-    if entry.packing is Packing.NONE and entry.stored_bytes != entry.plain_bytes:
-        raise CodecError(
-            f"tensor {entry.name!r} is not packed, yet {entry.stored_bytes} bytes are stored for {entry.plain_bytes}"
-        )
-    if entry.packing is Packing.ZSTD and not 0 < entry.stored_bytes < entry.plain_bytes:
-        raise CodecError(
-            f"tensor {entry.name!r}: packing {entry.plain_bytes} bytes into {entry.stored_bytes} is refused"
-        )
-
-
-def _plain_bytes(entry: _Entry) -> int | None:
-    """Plain bytes of the tensor (the least for STRINGS and PICTURE); None when kind, element type and axis do not go
-    together."""
-    dtype = NUMPY_DTYPES[entry.dtype]
-    if (entry.kind is Kind.STRINGS) != (entry.dtype == "BYTES"):
-        return None
-    if entry.kind is not Kind.AFFINE and entry.axis:
-        return None
-    match entry.kind:
-        case Kind.RAW:
-            return entry.size * dtype.itemsize
-        case Kind.HALF:
-            return entry.size * 2 if entry.dtype in ("FP32", "FP64") else None
-        case Kind.AFFINE:
-            fits = entry.axis == affine.WHOLE or entry.axis < len(entry.dims)
-            if dtype.kind != "f" or not fits or not entry.size:
-                return None
-            return entry.size + 2 * affine.parameter_dtype(dtype).itemsize * affine.channels(entry.dims, entry.axis)
-        case Kind.STRINGS:
-            return entry.size * 4
-        case Kind.PICTURE:
-            sound = entry.dtype == "FP32" and len(entry.dims) == 4 and entry.size and entry.packing is Packing.NONE
-            return HEADER_BYTES_MIN if sound else None

@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from split.codec.image import prepare_image
-from split.codec.payload import Kind, decode, decoded_bytes, encode
+from split.codec.payload import decode, decoded_bytes, encode
+from split.codec.payload_header import Kind
 from split.codec.picture import LEVELS, encode_picture
 from split.errors import CodecError
 from split.profiles.image_spec import ImageSpec
