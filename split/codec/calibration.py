@@ -11,19 +11,23 @@ Steps and scales lie on one grid, so that scale/step is a difference of two indi
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
 import zstandard
+from msgspec import Meta
 
 from split.codec.picture import LEVELS, PICTURE_CODECS
-from split.errors import InvalidCalibration, InvalidRequest
+from split.errors import InvalidCalibration, InvalidRequest, ModelUnavailable
 from split.ids import CutId, ModelDigest
 from split.profiles.measured import Point, cheapest
 from split.tensor import RANK_MAX, Array, TensorSpec
@@ -43,7 +47,6 @@ CUTS_MAX: Final = 32
 TENSORS_MAX: Final = 64
 DIMS_MAX: Final = 256
 POINTS_MAX: Final = 256
-MEASURES_MAX: Final = 16
 FILE_BYTES_MAX: Final = 64 << 20
 PLAIN_BYTES_MAX: Final = 128 << 20
 """What reading a sidecar may take, whoever sent it: 8 cuts of 512 channels take 17 MB."""
@@ -115,7 +118,7 @@ class CutTables:
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
     """Rate against fidelity."""
 
-    points: tuple[Point, ...]
+    points: Annotated[tuple[Point, ...], Meta(max_length=POINTS_MAX)]
     """Cheapest (by mean bytes) first."""
     inputs: int
     """How many were held out and measured, ≥ 1."""
@@ -164,6 +167,8 @@ def rounded(matrix: Array) -> Array:
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------
+# Whatever repeats has its largest count in its type, so that it is refused before it is made: of three bytes each, tens
+# of millions of pairs would take gigabytes.
 
 
 class _KltFile(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -180,12 +185,12 @@ class _KltFile(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class _TensorFile(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     name: str
     dtype: str
-    shape: tuple[int | str, ...]
+    shape: Annotated[tuple[int | str, ...], Meta(max_length=RANK_MAX)]
     klt: _KltFile | None
 
 
 class _CutFile(msgspec.Struct, frozen=True, kw_only=True):
-    tensors: tuple[_TensorFile, ...]
+    tensors: Annotated[tuple[_TensorFile, ...], Meta(max_length=TENSORS_MAX)]
     node_bitmap: str
     curve: Curve
 
@@ -198,21 +203,33 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
     version: int = CALIBRATION_VERSION
     model: ModelDigest
     inputs: int
-    cuts: dict[str, _CutFile]
-    pictures: dict[str, Curve]
-    sizes: tuple[tuple[int, int], ...] = ()
+    cuts: Annotated[dict[str, _CutFile], Meta(max_length=CUTS_MAX)]
+    pictures: Annotated[dict[str, Curve], Meta(max_length=len(PICTURE_CODECS))]
+    sizes: Annotated[tuple[tuple[int, int], ...], Meta(max_length=DIMS_MAX)] = ()
 
 
 def write_calibration(calibration: Calibration, path: Path) -> str:
-    """Write the sidecar in one step: readers see the old or the new one; its digest.
+    """Write the sidecar in one step: readers see the old or the new one, after a power cut too; its digest.
 
-    InvalidCalibration for one that could not be read again (too big, values that are not finite): nothing is written.
+    InvalidCalibration for one that could not be read again (too big, values that are not finite), ModelUnavailable when
+    the disk is full or read-only: nothing is written.
     """
     data = encode_calibration(calibration)
     decode_calibration(data, calibration.model)
-    fresh = path.with_name(path.name + ".new")
-    fresh.write_bytes(data)
-    fresh.replace(path)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.new")  # two may calibrate one model at once
+    try:
+        with fresh.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        fresh.replace(path)
+    except OSError as error:
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        what = "the disk is full; free some space" if full else f"{error.strerror}; make it writable"
+        raise ModelUnavailable(f"{path} cannot be written: {what}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)
     return hashlib.sha256(data).hexdigest()
 
 
@@ -264,15 +281,13 @@ def decode_calibration(data: bytes, model: ModelDigest | None) -> Calibration:
         if version != CALIBRATION_VERSION:
             raise _bad(f"it has version {version}, this program reads {CALIBRATION_VERSION}")
         file = msgspec.msgpack.decode(plain, type=_File)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _bad(f"it is damaged ({error})") from error
     if model is not None and file.model != model:
         raise _bad(f"it belongs to the model {file.model[:19]}…, not to {model[:19]}…")
-    if len(file.cuts) > CUTS_MAX or file.inputs < 1:
-        raise _bad(
-            f"it has {len(file.cuts)} cuts from {file.inputs} inputs; at most {CUTS_MAX} from at least 1 are read"
-        )
-    if len(file.sizes) > DIMS_MAX or not all(0 <= least <= most for least, most in file.sizes):
+    if file.inputs < 1:
+        raise _bad(f"it was made from {file.inputs} inputs; at least 1 is read")
+    if not all(0 <= least <= most for least, most in file.sizes):
         raise _bad(f"the sizes that it was measured at are {str(file.sizes)[:80]}, which are none")
     for cut in file.cuts.values():
         _check_curve(cut.curve, level_max=LEVEL_MAX)
@@ -340,8 +355,8 @@ def _unpacked_matrix(data: bytes, shape: tuple[int, int]) -> Array:
 
 
 def _tables(cut: str, file: _CutFile) -> CutTables:
-    if not 1 <= len(file.tensors) <= TENSORS_MAX:
-        raise _bad(f"cut {cut[:12]!r} has {len(file.tensors)} tensors; 1 to {TENSORS_MAX} are read")
+    if not file.tensors:
+        raise _bad(f"cut {cut[:12]!r} has no tensors")
     try:
         bytes.fromhex(file.node_bitmap)
         specs = [TensorSpec(name=one.name, dtype=one.dtype, shape=one.shape) for one in file.tensors]
@@ -389,13 +404,12 @@ def _klt(file: _KltFile, spec: TensorSpec) -> Klt:
 
 
 def _check_curve(curve: Curve, *, level_max: int) -> None:
-    if not 1 <= len(curve.points) <= POINTS_MAX or curve.inputs < 1:
-        raise _bad(f"a curve has {len(curve.points)} points of {curve.inputs} inputs; 1 to {POINTS_MAX} of 1 are read")
+    if not curve.points or curve.inputs < 1:
+        raise _bad(f"a curve has {len(curve.points)} points of {curve.inputs} inputs; one of each is read at least")
     before = 0.0
     for point in curve.points:
         values = (*point.fidelity.values(), *point.fidelity_high.values())
         sound = all(math.isfinite(value) and value >= 0 for value in values)
-        sound = sound and len(point.fidelity) <= MEASURES_MAX
         sound = sound and all(point.fidelity.get(name, math.inf) <= high for name, high in point.fidelity_high.items())
         if not (0 <= point.level <= level_max and sound):
             raise _bad(f"a curve's point at level {point.level} is none")

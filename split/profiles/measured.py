@@ -8,13 +8,18 @@ import hashlib
 import math
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
 from split.errors import InvalidModel
 from split.ids import CutId, ModelDigest
 
 PROFILE_VERSION = 8
+
+MEASURES_MAX: Final = 16
+"""Measures of fidelity that a point may have: there are half as many."""
 
 GOLDEN_RUNS = "golden-runs.msgpack"
 
@@ -37,10 +42,10 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     mean_bytes: float
     """Of the whole payload, framing included."""
     p95_bytes: float
-    fidelity: dict[str, float]
+    fidelity: Annotated[dict[str, float], Meta(max_length=MEASURES_MAX)]
     """Measure (`split/codec/fidelity.py`) → mean over the sources of the inputs; what is missing was not finite: not
     allowed."""
-    fidelity_high: dict[str, float]
+    fidelity_high: Annotated[dict[str, float], Meta(max_length=MEASURES_MAX)]
     """The same measures → what the mean over all such inputs is at most (nominally 95 % confidence, over sources:
     `split/workbench/upper_mean.py`): this is what a bound is held against."""
 

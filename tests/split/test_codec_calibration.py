@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ from split.codec.calibration import (
     step_of,
     write_calibration,
 )
-from split.errors import InvalidCalibration
+from split.errors import InvalidCalibration, ModelUnavailable
 from split.ids import CutId, ModelDigest
 from split.tensor import TensorSpec
 
@@ -179,6 +181,86 @@ def test_a_frame_that_unpacks_to_gigabytes_is_refused_before_it_is_unpacked() ->
         decode_calibration(bomb, MODEL)
 
 
+def _curve_of(**changes: Any) -> dict[str, Any]:
+    point = {"level": 1, "mean_bytes": 1.0, "p95_bytes": 1.0, "fidelity": {}, "fidelity_high": {}}
+    return {"points": [point | changes], "inputs": 1}
+
+
+MANY = 200_000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sizes": [[0, 0]] * MANY},
+        {"cuts": {str(n): {"tensors": [], "node_bitmap": "", "curve": _curve_of()} for n in range(MANY // 100)}},
+        {"cuts": {CUT: {"tensors": [["x", "FP32", [1] * MANY, None]], "node_bitmap": "", "curve": _curve_of()}}},
+        {"cuts": {CUT: {"tensors": [["x", "FP32", [1], None]] * MANY, "node_bitmap": "", "curve": _curve_of()}}},
+        {"pictures": {"jpeg": {"points": _curve_of()["points"] * MANY, "inputs": 1}}},
+        {"pictures": {"jpeg": _curve_of(fidelity={str(n): 0 for n in range(MANY)})}},
+        {"pictures": {"jpeg": _curve_of(fidelity_high={str(n): 0 for n in range(MANY)})}},
+        {"pictures": {str(n): _curve_of() for n in range(MANY // 100)}},
+    ],
+)
+def test_what_repeats_too_often_is_refused_before_it_is_made(change: dict[str, Any]) -> None:
+    """Of a few bytes each, one sidecar of twelve KB would take gigabytes. Here a million bytes of them are read within
+    some more for the bytes themselves."""
+    data = _repacked(change)
+    decode_calibration(encode_calibration(a_calibration()), MODEL)  # whatever is made once
+    plain_bytes = zstandard.get_frame_parameters(data).content_size
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidCalibration, match="length <="):
+            decode_calibration(data, MODEL)
+        assert tracemalloc.get_traced_memory()[1] < 1.2 * plain_bytes + 200_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("opening", [b"\x81\xa1?", b"\x82\xa7version\x03\xa5sizes"])
+def test_what_is_nested_too_deeply_is_refused(opening: bytes) -> None:
+    with pytest.raises(InvalidCalibration, match="damaged"):
+        decode_calibration(zstandard.compress(opening + b"\x91" * 1_000_000), MODEL)
+
+
+def test_two_that_write_at_once_leave_one_whole_sidecar_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one writes and ends between the first one's writing and its renaming."""
+    path, moved, replaced = tmp_path / "calibration.isthmus", Path.replace, []
+
+    def other_process_first(fresh: Path, target: Path) -> Path:
+        if not replaced:
+            replaced.append(fresh)
+            with monkeypatch.context() as patched:
+                patched.setattr("os.getpid", lambda: 1)
+                write_calibration(replace(a_calibration(), inputs=99), path)
+        return moved(fresh, target)
+
+    monkeypatch.setattr(Path, "replace", other_process_first)
+    write_calibration(a_calibration(), path)
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+    found = read_calibration(path, MODEL)
+    assert found is not None
+    assert found.inputs == a_calibration().inputs
+
+
+def test_a_full_disk_leaves_the_old_sidecar_and_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "calibration.isthmus"
+    write_calibration(a_calibration(), path)
+    before = path.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(ModelUnavailable, match=r"calibration.isthmus cannot be written: the disk is full"):
+        write_calibration(replace(a_calibration(), inputs=99), path)
+    assert [one.read_bytes() for one in tmp_path.iterdir()] == [before]
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -209,7 +291,7 @@ def test_tables_that_nobody_could_code_with_are_refused(changes: dict[str, Any],
         ({"p95_bytes": float("inf")}, "not in the order"),
         ({"fidelity": {"kl": -0.1}}, "level 120"),
         ({"fidelity": {"kl": float("inf")}}, "level 120"),
-        ({"fidelity": {str(n): 0.0 for n in range(17)}}, "level 120"),
+        ({"fidelity": {str(n): 0.0 for n in range(17)}}, "length <= 16"),
     ],
 )
 def test_a_curve_that_cannot_have_been_measured_is_refused(changes: dict[str, Any], words: str) -> None:
@@ -272,6 +354,6 @@ def test_a_rounded_transform_takes_about_half_its_bytes_in_the_file() -> None:
 def test_sizes_are_kept_and_what_are_none_is_refused() -> None:
     made = replace(a_calibration(), sizes=((1, 1), (64, 128)))
     assert decode_calibration(encode_calibration(made), MODEL).sizes == ((1, 1), (64, 128))
-    for odd in (((2, 1),), ((-1, 3),), ((1, 1),) * 257):
-        with pytest.raises(InvalidCalibration, match="sizes that it was measured at"):
+    for odd, words in ((((2, 1),), "measured at"), (((-1, 3),), "measured at"), (((1, 1),) * 257, "length <= 256")):
+        with pytest.raises(InvalidCalibration, match=words):
             decode_calibration(encode_calibration(replace(made, sizes=odd)), MODEL)
