@@ -138,14 +138,9 @@ class CompanionView:
     def why_not(self, model: KnownModel, metered: Metered | None) -> str:
         """Why this model runs here only at this moment, the most lasting reason first; "" when it may be shared.
         `metered`: as it is now, which takes a while to ask."""
-        if (
-            why := model.forbidden
-            or model.distrusted.get(model.peer)
-            or (metered.used_up if metered is not None else "")
-            or self.remote_reason
-        ):
+        if why := model.there.barred or (metered.used_up if metered is not None else "") or self.remote_reason:
             return why
-        return "" if model.ready else model.not_ready_why or "the companion is not ready for this model yet"
+        return model.there.awaited
 
     def metered_why_not(self, crossing_bytes: float) -> str:
         """As `Planner.metered_why_not`."""
@@ -158,22 +153,23 @@ class CompanionView:
 
     def remote(self, model: KnownModel, metered: Metered | None, now_s: float) -> RemoteView:
         """What a remote plan of this model meets if it is sent now; `metered` as for `why_not`."""
+        costs, there = model.costs, model.there
         queue_ms, queue_sigma_ms = self._queue.at(now_s)
         return RemoteView(
             link=self._link.estimate(now_s),
-            beta=model.cloud.ratio,
-            beta_sigma=model.cloud.sigma,
-            speed_ratio=model.speed_ratio,
-            image_ms=model.cloud_image_ms * model.cloud.ratio * model.cloud_image.ratio,
+            beta=costs.cloud.ratio,
+            beta_sigma=costs.cloud.sigma,
+            speed_ratio=costs.speed_ratio,
+            image_ms=costs.cloud_image_ms * costs.cloud.ratio * costs.cloud_image.ratio,
             queue_ms=queue_ms,
             queue_sigma_ms=queue_sigma_ms,
-            opened=model.opened,
-            encoded_why_not=model.encoded_why_not,
-            codecs_why_not=model.codecs_why_not,
+            opened=there.opened,
+            encoded_why_not=there.encoded_why_not,
+            codecs_why_not=there.codecs_why_not,
             payload_bytes_max=self._payload_bytes_max,
             metered_left_bytes=math.inf if metered is None else metered.left_bytes,
             ahead_bytes=self.ahead_bytes(),
-            rest_ms=model.requests.there_ms,
+            rest_ms=costs.requests.there_ms,
         )
 
     # -- learning -----------------------------------------------------------------------------------------------------

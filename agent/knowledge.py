@@ -64,7 +64,7 @@ class Knowledge:
         `opening_ms`: asked at each decision, what is not open here and what opening it takes.
         """
         known = KnownModel.of(card, profile, contract, opening_ms=opening_ms, slowdown=self._slowdown)
-        known.peer = self._peer
+        known.there.peer = self._peer
         self._models[name] = known
 
     def recalibrated(
@@ -84,7 +84,7 @@ class Knowledge:
         """Whether this very profile is the model's now: what was found of a codec before a new calibration says nothing
         of it. False for unknown names."""
         model = self._models.get(name)
-        return model is not None and model.profile is profile
+        return model is not None and model.costs.profile is profile
 
     def remove_model(self, name: str) -> None:
         """Forget it; unknown names are ignored."""
@@ -104,10 +104,7 @@ class Knowledge:
         another_way = self._companion.connected(max_message_bytes=max_message_bytes, ahead_bytes=ahead_bytes, way=way)
         self._peer = peer
         for model in self._models.values():
-            model.not_ready()
-            model.peer = peer
-            if another_way:
-                model.another_way()
+            model.connected(peer, another_way=another_way)
 
     def companion_lost(self, why: str) -> None:
         """The connection is gone, or takes no new request (a sentence says why): local plans only until the next."""
@@ -136,7 +133,7 @@ class Knowledge:
     def companion_not_ready(self, name: str, why: str) -> None:
         """This model could not be made ready so far (a sentence says why). Unknown names are ignored."""
         if (model := self._models.get(name)) is not None:
-            model.not_ready_why = why
+            model.there.not_ready_why = why
 
     def segment_ready(self, name: str, cut: CutId, tail_ms: float) -> None:
         """The companion holds this cut's tail open, compared and found equal: its splits may be used."""
@@ -145,40 +142,40 @@ class Knowledge:
     def segment_not_ready(self, name: str, cut: CutId, why: str) -> None:
         """This cut is not open there (a sentence says why), the model's others may be. Unknown names are ignored."""
         if (model := self._models.get(name)) is not None:
-            model.cuts_not_open[cut] = why
+            model.there.cuts_not_open[cut] = why
 
     def forbid_remote(self, name: str, why: str | None) -> None:
         """This model may not be shared with the companion, or (None) may again. Unknown names are ignored."""
         if (model := self._models.get(name)) is not None:
-            model.forbidden = why or ""
+            model.there.forbidden = why or ""
 
     def distrust(self, name: str, peer: str, why: str) -> None:
         """This model is not shared any more with the companion of this name, however often it connects (a sentence
         says why), until the model is known anew or calibrated anew. Unknown names are ignored."""
         if (model := self._models.get(name)) is not None:
-            model.distrust(peer, why)
+            model.there.distrust(peer, why)
 
     def forbid_encoded(self, name: str, why: str | None) -> None:
         """Encoded inputs of this model may not travel to this companion, or (None) may again; as above."""
         if (model := self._models.get(name)) is not None:
-            model.encoded_why_not = why or ""
+            model.there.encoded_why_not = why or ""
 
     def codec_ready(self, name: str, codec: str) -> None:
         """The companion can read this codec's payloads of the model: it has the calibration. Unknown names are
         ignored."""
         if (model := self._models.get(name)) is not None:
-            model.codecs_not_there.pop(codec, None)
+            model.there.codecs_not_there.pop(codec, None)
 
     def codec_not_ready(self, name: str, codec: str, why: str) -> None:
         """The companion cannot read this codec's payloads of the model (a sentence says why); as above."""
         if (model := self._models.get(name)) is not None:
-            model.codecs_not_there[codec] = why
+            model.there.codecs_not_there[codec] = why
 
     def codec_broken(self, name: str, codec: str, why: str) -> None:
         """This codec of the model was found to break the bound of fidelity (a sentence says how): it is not used again
         until the model is loaded anew. As above."""
         if (model := self._models.get(name)) is not None:
-            model.codecs_broken[codec] = why
+            model.there.codecs_broken[codec] = why
 
     # -- learning -----------------------------------------------------------------------------------------------------
 
@@ -214,12 +211,12 @@ class Knowledge:
         """A request's payload has so many bytes; `level`: its codec's setting (None: it has none, nothing is learned).
         Whether it has become another answer whether the live inputs fit the calibration (`misfit`)."""
         model = self._models.get(name)
-        return model is not None and model.observe_sent(facts, plan, level, sent_bytes)
+        return model is not None and model.costs.observe_sent(facts, plan, level, sent_bytes)
 
     def misfit(self, name: str, codec: str) -> float | None:
         """What this codec sends over what its curve says, where that is far too much; None where it is not."""
         model = self._models.get(name)
-        rate = None if model is None else model.messages.rates.get(codec)
+        rate = None if model is None else model.costs.messages.rates.get(codec)
         return rate.ratio if rate is not None and rate.misfit else None
 
     def rates(self) -> dict[tuple[str, str], float]:
@@ -227,20 +224,20 @@ class Knowledge:
         return {
             (name, codec): rate.ratio
             for name, model in self._models.items()
-            for codec, rate in model.messages.rates.items()
+            for codec, rate in model.costs.messages.rates.items()
         }
 
     def observe_reply(self, digest: str, *, down_bytes: int, decode_ms: float) -> None:
         """A reply of `down_bytes` was decoded here in `decode_ms` (slowdown not in)."""
         for model in self._models.values():
-            if model.profile.digest == digest:
-                model.observe_reply(down_bytes=down_bytes, decode_ms=decode_ms)
+            if model.costs.profile.digest == digest:
+                model.costs.observe_reply(down_bytes=down_bytes, decode_ms=decode_ms)
 
     def observe_reply_bytes(self, name: str, facts: RequestFacts, plan: Plan, down_bytes: int) -> None:
         """The companion's reply to a request of this plan had so many bytes: how many the next one's will have, of any
         sizes and plan, is told in proportion."""
         if (model := self._models.get(name)) is not None:
-            model.observe_reply_bytes(facts, plan, down_bytes)
+            model.costs.observe_reply_bytes(facts, plan, down_bytes)
 
     def observe_cloud(
         self, name: str, plan: Plan, queue_ms: float | None, tail_ms: float | None, decode_ms: float | None = None
@@ -251,7 +248,7 @@ class Knowledge:
         if queue_ms is not None:
             self._companion.observe_queue(queue_ms)
         if (model := self._models.get(name)) is not None:
-            model.observe_cloud(plan, tail_ms, decode_ms, self._companion.heard_at_s)
+            model.costs.observe_cloud(plan, tail_ms, decode_ms, self._companion.heard_at_s)
 
     def observe_edge(self, name: str, plan: Plan, stage: str, measured_ms: float) -> None:
         """A device stage took `measured_ms` (slowdown in).
@@ -259,7 +256,7 @@ class Knowledge:
         `stage`: head, whole (plan LOCAL), local_tail (the finish of a split on the device), image, encode.
         """
         if (model := self._models.get(name)) is not None:
-            model.observe_edge(plan, stage, measured_ms)
+            model.costs.observe_edge(plan, stage, measured_ms)
 
     def observe_sensors(self, *, throttled: bool | None, frequency_ratio: float | None) -> None:
         """What the device's sensors say now, as `Sensors` has it. None: not known here.
@@ -275,13 +272,13 @@ class Knowledge:
             self._clock_ratio = frequency_ratio
         if counts:
             for model in self._models.values():
-                model.unsettle(factor)
+                model.costs.unsettle(factor)
 
     def observe_rest(self, name: str, plan: Plan, measured_ms: float) -> None:
         """A request that ran as this plan, and waited for no other, took so much longer than its stages (slowdown
         in)."""
         if (model := self._models.get(name)) is not None:
-            model.observe_rest(plan, measured_ms)
+            model.costs.observe_rest(plan, measured_ms)
 
     def observe_total(self, name: str, plan: Plan, measured_ms: float, predicted_ms: float) -> None:
         """A request that ran as this plan took so long since it was decided."""

@@ -1,67 +1,36 @@
-"""One model as the planner knows it: its plans as profiled and as known now, what was learned of the device's and the
-companion's times for it, which of its plans the companion holds ready. Of the link it knows nothing.
+"""One model as the planner knows it: what its plans cost as known now (`learned_costs.py`), which of them the companion
+holds ready (`readiness.py`), what is open here, and what was chosen last. Of the link it knows nothing.
 
 No I/O, no clock, one thread (the event loop's), as the planner.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from split.errors import ModelUnavailable
+from agent.learned_costs import LearnedCosts, segment_of
+from agent.readiness import Readiness
 from split.graph.card import ModelCard
 from split.ids import CutId
-from split.plan.estimate import Drift, Residual
 from split.plan.exploring import Explorer
-from split.plan.message_cost import MessageCost, MessageCosts
 from split.plan.objective import SIGMAS
-from split.plan.observation import Flags, Floats, Opening
-from split.plan.pace import PacedDrift
-from split.plan.plan import LOCAL, NEEDS_CALIBRATION, WITH_LEVELS, Decision, Placement, Plan, RequestFacts
-from split.plan.rate import Rate
-from split.plan.rest import Rest
-from split.plan.scaling import Ratio
+from split.plan.observation import Floats, Opening
+from split.plan.plan import Decision, Placement, Plan
 from split.plan.slack import margin_ratio
-from split.plan.table import LOCAL_ROW, Column, PlanTable
+from split.plan.table import LOCAL_ROW, PlanTable
 from split.profiles.contract import Behaviour, Contract
 from split.profiles.measured import ModelProfile
-
-WORTH_A_TABLE: Final = 0.01
-"""A residual that moved a cost by less is not worth a new table (30 µs): measurements scatter by five times as much."""
-
-REST_S: Final = 1.0
-"""So often residuals are let rest: they return with a time constant of thirty times as much."""
-
-FAR: Final = 100.0
-"""A request that is expected to take so many times more or less than the profiled one teaches nothing about that: an
-error of the prediction would be taken for one of the device, for all sizes."""
-
-CLOUD_SIGMA: Final = 0.2
-"""How well a companion's own times, told when it is ready, are known before a reply: relative."""
-
-CLOCK_SIGMA: Final = 0.5
-"""How well a change of the clock tells the change of speed, relative: memory keeps its own."""
 
 RECENT_CUTS: Final = 2
 """To be kept open: the one in use, and the one before it, to which a link that changes to and fro leads back."""
 
-DISTRUSTED_MAX: Final = 16
-"""Companions of a model whose answers were found wrong; the first is forgotten for one more. Each is enrolled with the
-user's own authority, so that there are a few."""
-
-NO_CALIBRATION_YET: Final = "the companion has no calibration yet"
-
 OpeningMs = Mapping[CutId | Placement, tuple[float, float]]
 """Cut, local or offload → ms to open what runs first on the device, and what finishes there; what is not in it is
 open. Another object whenever something has changed."""
-
-_GROWS: Final = {"encode": Ratio.UP, "cloud_decode": Ratio.UP, "tail": Ratio.TAIL, "local_tail": Ratio.TAIL}
-"""How a stage grows with a request's sizes, if not as the head."""
 
 
 class Known(NamedTuple):
@@ -89,46 +58,10 @@ class Known(NamedTuple):
 class KnownModel:
     """Made by `of`."""
 
-    profile: ModelProfile
     behaviour: Behaviour
-    slowdown: float
-    """`emulation.slowdown`, in every device time that comes in or goes out."""
-    measured: PlanTable
-    """As profiled."""
-    table: PlanTable
-    """As known now: residuals of the heads, the companion's own times for the tails, what coding takes."""
-    groups: dict[CutId | Placement, Flags]
-    """Rows that share a segment: all codecs of one cut, of offload."""
-    cloud_ms: Floats
-    """Per plan, the companion's compute as it said itself (or by its speed), before residuals."""
-    opened: Flags
-    edge: Drift = field(default_factory=Drift)
-    image: Drift = field(default_factory=lambda: Drift(prior_sigma=0.5))
-    messages: MessageCosts = field(default_factory=MessageCosts)
-    requests: Rest = field(default_factory=Rest)
-    """What they take beside their stages."""
-    cloud: PacedDrift = field(default_factory=lambda: PacedDrift(prior_sigma=CLOUD_SIGMA))
-    head_residuals: dict[CutId | Placement, Residual] = field(default_factory=dict)
-    tail_residuals: dict[CutId | Placement, Residual] = field(default_factory=dict)
-    cloud_image: Drift = field(default_factory=lambda: Drift(prior_sigma=0.5))
-    """Of decoding pictures there, beside `cloud`: whatever keeps that machine busy slows both."""
-    ready: bool = False
-    not_ready_why: str = ""
-    """Why it is not ready yet, where that is known."""
-    speed_ratio: float = 1.0
-    cloud_image_ms: float = 0.0
-    forbidden: str = ""
-    peer: str = ""
-    """The companion's name, by its certificate."""
-    distrusted: dict[str, str] = field(default_factory=dict)
-    """Companions whose answers were found to be others than this device's, and how; as long as this is the model."""
-    encoded_why_not: str = ""
-    cuts_not_open: dict[CutId, str] = field(default_factory=dict)
-    """Cuts that the companion does not hold open, and why."""
-    codecs_not_there: dict[str, str] = field(default_factory=dict)
-    """Codecs that the companion cannot read yet, and why."""
-    codecs_broken: dict[str, str] = field(default_factory=dict)
-    """Codecs that were found to break the bound of fidelity, and how: until the model is loaded anew."""
+    costs: LearnedCosts
+    there: Readiness
+    """At the companion."""
     incumbent: int = LOCAL_ROW
     """Before the first choice, remote plans must beat local as if it had been chosen."""
     decisions: int = 0
@@ -136,8 +69,6 @@ class KnownModel:
     opening_ms: Callable[[], OpeningMs]
     explorer: Explorer | None
     """None for class gold, whose requests try nothing out, and where a try that fails would have no answer."""
-    _rested_at_s: float = -math.inf
-    _pace_when_ready: float = 1.0
     _opening_known: OpeningMs | None = None
     _opening: Opening | None = None
 
@@ -155,47 +86,24 @@ class KnownModel:
         table = PlanTable.build(card, profile, contract)
         tries = contract.behaviour.service_class != "gold" and table.finishes_here
         return cls(
-            codecs_not_there=_not_there_yet(table),
-            profile=profile,
             behaviour=contract.behaviour,
-            slowdown=slowdown,
+            costs=LearnedCosts.of(profile, table, slowdown),
+            there=Readiness.of(table),
             opening_ms=opening_ms,
-            measured=table,
-            table=table,
-            groups=_groups(table),
-            cloud_ms=table.costs[Column.TAIL],
-            opened=_only_local(table),
-            explorer=Explorer(~_only_local(table)) if tries else None,
+            explorer=Explorer(table.splits | table.offloads) if tries else None,
         )
 
     def recalibrated(
         self, card: ModelCard, profile: ModelProfile, contract: Contract, opening_ms: Callable[[], OpeningMs]
     ) -> None:
         """As `Planner.recalibrated`: the segments are the same, the codecs' rows are others."""
-        before, first = self.table, {key: int(rows.argmax()) for key, rows in self.groups.items()}
-        now = PlanTable.build(card, profile, contract)
-        alike = [first.get(_segment(plan)) for plan in now.plans]
-        known, rows = np.array([row is not None for row in alike]), np.array([row or 0 for row in alike])
-        costs, learned = now.costs, before.costs[:, rows]
-        for codec in WITH_LEVELS:
-            self.codecs_broken.pop(codec, None)
-            self.messages.rates.pop(codec, None)
-        self.distrusted.clear()  # it may have been the calibration
-        for codec in NEEDS_CALIBRATION:
-            self.codecs_not_there.pop(codec, None)
-        self.codecs_not_there |= _not_there_yet(now)
+        before, now = self.costs.table, PlanTable.build(card, profile, contract)
+        alike = self.costs.recalibrated(profile, now)
+        self.there.recalibrated(now, alike)
         if self.explorer is not None:
-            self.explorer.rearrange(~_only_local(now), [before.row_of.get(plan) for plan in now.plans])
+            self.explorer.rearrange(now.splits | now.offloads, [before.row_of.get(plan) for plan in now.plans])
         self.incumbent = now.row_of.get(before.plans[self.incumbent], LOCAL_ROW)
-        self.opened = np.where(known, self.opened[rows], _only_local(now))
-        self.cloud_ms = np.where(known, self.cloud_ms[rows], costs[Column.TAIL] * self.speed_ratio)
-        self.profile, self.measured, self.groups = profile, now, _groups(now)
         self.opening_ms, self._opening_known = opening_ms, None
-        self.table = now.with_compute(
-            head_ms=np.where(known, learned[Column.HEAD], costs[Column.HEAD]),
-            tail_ms=np.where(known, learned[Column.TAIL], self.cloud_ms),
-            proven=known & (before.doubt[rows] == 1.0),
-        ).with_messages(now, self.messages)
 
     # -- decisions ----------------------------------------------------------------------------------------------------
 
@@ -203,321 +111,85 @@ class KnownModel:
         """What is to be opened now, per plan; worked out when something has opened or closed."""
         known = self.opening_ms()
         if known is not self._opening_known:
-            both = np.array([known.get(_segment(plan), (0.0, 0.0)) for plan in self.table.plans])
+            both = np.array([known.get(segment_of(plan), (0.0, 0.0)) for plan in self.costs.table.plans])
             self._opening = Opening(run_ms=both[:, 0], finish_ms=both[:, 1]) if both.any() else None
             self._opening_known = known
         return self._opening
 
     def decided(self, decision: Decision) -> None:
         """A request was decided freely, and nothing tried with it."""
-        self.incumbent = self.table.row_of[decision.chosen.plan]
+        self.incumbent = self.costs.table.row_of[decision.chosen.plan]
         self.decisions += 1
         for cut in (decision.chosen.plan.cut, decision.worth_opening):
             if cut is not None and self.recent_cuts[:1] != (cut,):
                 self.recent_cuts = (cut, *(other for other in self.recent_cuts if other != cut))[:RECENT_CUTS]
 
-    def finish_ms(self, cut: CutId | None, facts: RequestFacts) -> float:
-        """As `Planner.finish_ms`."""
-        rows = self.groups.get(cut) if cut is not None else None
-        if rows is None:
-            base = self.table.at(facts.sizes).whole_ms
-        else:
-            base = float(self.measured.at(facts.sizes).costs[Column.TAIL, int(rows.argmax())])
-        return base * self.edge.ratio * self.slowdown
-
     def finish_margin_ratio(self) -> float:
         """As `Planner.finish_margin_ratio`."""
-        return margin_ratio(self.edge.scatter, SIGMAS[self.behaviour.service_class])
+        return margin_ratio(self.costs.edge.scatter, SIGMAS[self.behaviour.service_class])
 
-    def as_profiled_ms(self, facts: RequestFacts, plan: Plan, stage: str, measured_ms: float) -> float | None:
-        """As `Planner.as_profiled_ms`."""
-        ratios = self.table.scaling.at(facts.sizes)
-        is_picture = stage == "image" or (stage == "cloud_decode" and plan.codec == "encoded")
-        if ratios is None or is_picture or plan not in self.table.row_of:
-            return measured_ms
-        ratio = float(ratios[_GROWS.get(stage, Ratio.HEAD), self.table.row_of[plan]])
-        if not 1.0 / FAR <= ratio <= FAR:
-            return None
-        if (cost := self._message_cost(stage, plan)) is None:
-            return measured_ms / ratio
-        stretch = self.slowdown if stage == "encode" else 1.0
-        return cost.at_profiled(measured_ms / stretch, ratio) * stretch
-
-    def image_ms(self) -> float:
-        """As `Planner.image_ms`."""
-        return self.profile.image_ms * self.image.ratio * self.slowdown
-
-    def prepare_ms(self, plan: Plan, facts: RequestFacts) -> float:
-        """As `Planner.prepare_ms`."""
-        row = self.table.row_of.get(plan)
-        if row is None:  # of a former calibration: but for the coding it takes as long as its segment's other plans
-            if (rows := self.groups.get(_segment(plan))) is None:
-                raise ModelUnavailable(f"the model was loaded anew meanwhile, and {plan} is none of its plans any more")
-            row = int(rows.argmax())
-        columns = [Column.HEAD, Column.ENCODE, Column.ENCODE_CALL]
-        head_ms, encode_ms, call_ms = self.table.at(facts.sizes).costs[columns, row].tolist()
-        return float(head_ms * self.edge.ratio + encode_ms + call_ms) * self.slowdown
-
-    def reply_bytes(self, plan: Plan, facts: RequestFacts) -> int:
-        """As `Planner.reply_bytes`."""
-        row = self.table.row_of.get(plan)
-        return 0 if row is None else round(float(self.table.at(facts.sizes).costs[Column.DOWN, row]))
+    def observe_total(self, plan: Plan, measured_ms: float, predicted_ms: float) -> None:
+        """As `Planner.observe_total`."""
+        row = self.costs.table.row_of.get(plan)
+        if self.explorer is not None and row is not None:
+            self.explorer.observe(row, measured_ms, predicted_ms)
 
     # -- the companion ------------------------------------------------------------------------------------------------
 
-    def not_ready(self) -> None:
-        """Nothing that an earlier connection said about it holds."""
-        self.ready, self.not_ready_why, self.forbidden = False, "", ""
-        self.opened = _only_local(self.table)
-        self.cuts_not_open.clear()
-        self.codecs_not_there = _not_there_yet(self.table)
-
-    def distrust(self, peer: str, why: str) -> None:
-        """As `Planner.distrust`."""
-        self.distrusted.pop(peer, None)
-        self.distrusted[peer] = why
-        while len(self.distrusted) > DISTRUSTED_MAX:
-            del self.distrusted[next(iter(self.distrusted))]
-
-    def another_way(self) -> None:
-        """The companion is another one, or reached another way."""
-        if self.explorer is not None:
+    def connected(self, peer: str, *, another_way: bool) -> None:
+        """To a companion of this name; `another_way`: it is another one, or reached another way."""
+        self.there.another_connection()
+        self.there.peer = peer
+        if another_way and self.explorer is not None:
             self.explorer.forget_remote()
 
     def companion_ready(self, whole_ms: float, image_ms: float, pace: float) -> None:
         """As `Planner.companion_ready`; `pace`: the companion's when it measured these times, as it says."""
-        not_there = self.codecs_not_there
-        self.not_ready()
-        self.codecs_not_there = not_there
-        speed = whole_ms / self.profile.whole_ms if whole_ms > 0.0 and self.profile.whole_ms > 0.0 else 1.0
-        self.ready, self.speed_ratio = True, speed
-        self.cloud_image_ms = image_ms if image_ms > 0.0 else self.profile.image_ms * speed
-        self.cloud_ms = self.measured.costs[Column.TAIL] * speed
-        self.cloud, self._pace_when_ready = PacedDrift(prior_sigma=CLOUD_SIGMA), pace
-        self.cloud_image = Drift(prior_sigma=0.5)
-        self.tail_residuals.clear()
-        self.messages.decode.clear()
-        if (rows := self.groups.get(Placement.OFFLOAD)) is not None:
-            self.opened = self.opened | rows
-        self.table = self.table.with_compute(tail_ms=self.cloud_ms).with_messages(self.measured, self.messages)
-
-    def segment_ready(self, cut: CutId, tail_ms: float) -> None:
-        """As `Planner.segment_ready`."""
-        self.cuts_not_open.pop(cut, None)
-        if (rows := self.groups.get(cut)) is None:
-            return  # a cut of the card that was never measured here: no plan uses it
-        self.opened = self.opened | rows
-        if tail_ms > 0.0:
-            tail_ms /= self.cloud.pace  # measured now, and compared with what was measured when the model was ready
-            self.cloud_ms = np.where(rows, tail_ms, self.cloud_ms)
-            self.table = self.table.with_compute(tail_ms=np.where(rows, tail_ms, self.table.costs[Column.TAIL]))
-
-    @property
-    def codecs_why_not(self) -> Mapping[str, str]:
-        """Codec → why it may not be used now, of those that may not; the lasting reason first."""
-        if not self.codecs_broken:
-            return self.codecs_not_there
-        return self.codecs_not_there | self.codecs_broken
-
-    # -- learning -----------------------------------------------------------------------------------------------------
-
-    def observe_sent(self, facts: RequestFacts, plan: Plan, level: int | None, sent_bytes: int) -> bool:
-        """As `Planner.observe_sent`."""
-        row = self.table.row_of.get(plan)
-        if row is None or level is None or plan.codec is None:
-            return False
-        calibrated = self.measured.within(facts.fidelity).at(facts.sizes)
-        if calibrated.bounded.levels[row] != level:  # decided before the model was loaded anew
-            return False
-        rate = self.messages.rates.setdefault(plan.codec, Rate())
-        changed = rate.observe(sent_bytes, float(calibrated.costs[Column.UP, row]))
-        if rate.moved():
-            self.table = self.table.with_messages(self.measured, self.messages)
-        return changed
-
-    def observe_reply_bytes(self, facts: RequestFacts, plan: Plan, down_bytes: int) -> None:
-        """As `Planner.observe_reply_bytes`."""
-        if (row := self.table.row_of.get(plan)) is None:
-            return
-        weighs = self.messages.reply_bytes
-        weighs.observe(down_bytes, float(self.measured.at(facts.sizes).costs[Column.DOWN, row]))
-        if weighs.moved():
-            self.table = self.table.with_messages(self.measured, self.messages)
-
-    def observe_reply(self, *, down_bytes: int, decode_ms: float) -> None:
-        """As `Planner.observe_reply`."""
-        self._learn_message(self.messages.reply, decode_ms, self.table.reply_ms_per_byte * down_bytes)
+        self.there.model_ready(self.costs.groups.get(Placement.OFFLOAD))
+        self.costs.companion_ready(whole_ms, image_ms, pace)
 
     def companion_paced(self, pace: float, from_s: float) -> None:
         """The companion's pace on this connection is another one, since some time after `from_s`."""
-        if self.ready:
-            self.cloud.paced(pace / self._pace_when_ready, from_s)
+        if self.there.ready:
+            self.costs.companion_paced(pace, from_s)
 
-    def observe_cloud(self, plan: Plan, tail_ms: float | None, decode_ms: float | None, now_s: float) -> None:
-        """The companion decoded this plan's payload in `decode_ms` and computed `tail_ms` for it, as it said at
-        `now_s`. Nothing is learned of local, or of plans of an earlier time under this name."""
-        if plan not in self.table.row_of or plan.placement is Placement.LOCAL:
-            return
-        drift = self.cloud.ratio if tail_ms is None else self._observe_tail(plan, tail_ms, now_s)
-        if decode_ms is None:
-            return
-        if plan.codec == "encoded":
-            self.cloud_image.observe(decode_ms, self.cloud_image_ms * drift)
-        elif (cost := self._message_cost("cloud_decode", plan)) is not None:
-            here_ms = float(self.measured.costs[Column.CLOUD_DECODE, self.table.row_of[plan]])
-            self._learn_message(cost, decode_ms, here_ms * drift * self.speed_ratio)
-
-    def _observe_tail(self, plan: Plan, tail_ms: float, now_s: float) -> float:
-        """The companion's drift as it was for this run."""
-        row, key = self.table.row_of[plan], _segment(plan)
-        known_ms = self.table.costs[Column.TAIL]
-        drift = self.cloud.observe(tail_ms, float(known_ms[row]), now_s)
-        residual = self.tail_residuals.setdefault(key, Residual())
-        residual.observe(tail_ms, float(self.cloud_ms[row]) * drift)
-        now_ms = float(self.cloud_ms[row]) * residual.ratio
-        if abs(now_ms - float(known_ms[row])) > WORTH_A_TABLE * now_ms:
-            better_ms = np.where(self.groups[key], self.cloud_ms * residual.ratio, known_ms)
-            self.table = self.table.with_compute(tail_ms=better_ms)
-        return drift
-
-    def observe_edge(self, plan: Plan, stage: str, measured_ms: float) -> None:
-        """As `Planner.observe_edge`; nothing is learned of plans of an earlier time under this name."""
-        if plan not in self.table.row_of:
-            return
-        row, key = self.table.row_of[plan], _segment(plan)
-        match stage:
-            case "head" | "whole":
-                known_ms, profiled_ms = self.table.costs[Column.HEAD], self.measured.costs[Column.HEAD]
-                # So short a head tells what a call costs, not how fast the device is.
-                tells = stage == "whole" or float(profiled_ms[row]) > Residual.CALL_MS
-                expected_ms = float(known_ms[row]) * self.slowdown
-                drift = self.edge.observe(measured_ms, expected_ms) if tells else self.edge.ratio
-                estimated = bool(self.measured.doubt[row] > 1.0)
-                residual = self.head_residuals.setdefault(key, Residual(estimated=estimated))
-                residual.observe(measured_ms / self.slowdown, float(profiled_ms[row]) * drift)
-                now_ms = float(profiled_ms[row]) * residual.ratio
-                proven = residual.proven and self.table.doubt[row] > 1.0
-                if proven or abs(now_ms - float(known_ms[row])) > WORTH_A_TABLE * now_ms:
-                    better_ms = np.where(self.groups[key], profiled_ms * residual.ratio, known_ms)
-                    self.table = self.table.with_compute(head_ms=better_ms, proven=self.groups[key] if proven else None)
-            case "local_tail":
-                self.edge.observe(measured_ms, float(self.measured.costs[Column.TAIL, row]) * self.slowdown)
-            case "image":
-                self.image.observe(measured_ms, self.profile.image_ms * self.slowdown)
-            case "encode":
-                if (cost := self._message_cost(stage, plan)) is not None:
-                    profiled_ms = float(self.measured.costs[Column.ENCODE, row])
-                    self._learn_message(cost, measured_ms / self.slowdown, profiled_ms)
-            case _:
-                raise AssertionError(f"stage {stage!r} is no device stage that is learned")
-
-    def _message_cost(self, stage: str, plan: Plan) -> MessageCost | None:
-        """Of `encode` or `cloud_decode`; None for other stages, for local, and for pictures decoded over there."""
-        learned = {"encode": self.messages.encode, "cloud_decode": self.messages.decode}.get(stage)
-        if learned is None or plan.codec is None or (stage == "cloud_decode" and plan.codec == "encoded"):
-            return None
-        return learned.setdefault(plan.codec, MessageCost())
-
-    def _learn_message(self, cost: MessageCost, measured_ms: float, profiled_ms: float) -> None:
-        """A payload was coded; both times without slowdown."""
-        cost.observe(measured_ms, profiled_ms)
-        if cost.moved(profiled_ms):
-            self.table = self.table.with_messages(self.measured, self.messages)
-
-    def observe_total(self, plan: Plan, measured_ms: float, predicted_ms: float) -> None:
-        """As `Planner.observe_total`."""
-        if self.explorer is not None and plan in self.table.row_of:
-            self.explorer.observe(self.table.row_of[plan], measured_ms, predicted_ms)
-
-    def observe_rest(self, plan: Plan, measured_ms: float) -> None:
-        """As `Planner.observe_rest`."""
-        self.requests.observe(measured_ms, travelled=plan.placement is not Placement.LOCAL)
-
-    def rest(self, now_s: float) -> None:
-        """It is `now_s`, and a request is decided: what was measured some time ago has aged."""
-        self.edge.rest(now_s)
-        self.cloud.rest(now_s)
-        self.cloud_image.rest(now_s)
-        seconds = now_s - self._rested_at_s
-        if seconds < REST_S:
-            return
-        self._rested_at_s = now_s
-        if seconds < math.inf:
-            heads = self._rested(self.head_residuals, self.measured.costs[Column.HEAD], Column.HEAD, seconds)
-            tails = self._rested(self.tail_residuals, self.cloud_ms, Column.TAIL, seconds)
-            if heads is not None or tails is not None:
-                self.table = self.table.with_compute(head_ms=heads, tail_ms=tails)
-            for rate in self.messages.rates.values():
-                rate.rest(seconds)
-            moved = [rate.moved() for rate in self.messages.rates.values()]
-            if any(moved):
-                self.table = self.table.with_messages(self.measured, self.messages)
-
-    def _rested(
-        self, residuals: Mapping[CutId | Placement, Residual], base_ms: Floats, column: Column, seconds: float
-    ) -> Floats | None:
-        """Times with the residuals after so much rest; None where that is worth no table."""
-        known_ms = found_ms = self.table.costs[column]
-        for key, residual in residuals.items():
-            residual.rest(seconds)
-            rows = self.groups[key]
-            row = int(rows.argmax())
-            now_ms = float(base_ms[row]) * residual.ratio
-            if abs(now_ms - float(known_ms[row])) > WORTH_A_TABLE * now_ms:
-                found_ms = np.where(rows, base_ms * residual.ratio, found_ms)
-        return None if found_ms is known_ms else found_ms
-
-    def unsettle(self, factor: float) -> None:
-        """The device's speed is another one, probably by `factor`."""
-        self.edge.unsettle(CLOCK_SIGMA, factor=factor)
+    def segment_ready(self, cut: CutId, tail_ms: float) -> None:
+        """As `Planner.segment_ready`."""
+        rows = self.costs.groups.get(cut)  # None: a cut of the card that was never measured here; no plan uses it
+        self.there.segment_ready(cut, rows)
+        if rows is not None:
+            self.costs.segment_ready(rows, tail_ms)
 
     # -- status -------------------------------------------------------------------------------------------------------
 
     def known(self, cloud_queue_ms: float) -> Known:
         """For a record, beside a request."""
+        costs = self.costs
         return Known(
-            table=self.measured,
-            cloud_ms=self.cloud_ms,
-            alpha=self.edge.ratio,
-            beta=self.cloud.ratio,
-            speed_ratio=self.speed_ratio,
-            image_ms=self.profile.image_ms,
-            cloud_image_ms=self.cloud_image_ms,
+            table=costs.measured,
+            cloud_ms=costs.cloud_ms,
+            alpha=costs.edge.ratio,
+            beta=costs.cloud.ratio,
+            speed_ratio=costs.speed_ratio,
+            image_ms=costs.profile.image_ms,
+            cloud_image_ms=costs.cloud_image_ms,
             cloud_queue_ms=cloud_queue_ms,
             behaviour=self.behaviour,
         )
 
     def snapshot(self, local_only_reason: str) -> Mapping[str, object]:
         """For `isthmus status`."""
+        costs, there = self.costs, self.there
         return {
-            "plans": len(self.table),
-            "allowed_now": int(np.count_nonzero(self.opened & self.table.allowed[0])),
-            "edge_drift": self.edge.ratio,
-            "cloud_drift": self.cloud.ratio,
+            "plans": len(costs.table),
+            "allowed_now": int(np.count_nonzero(there.opened & costs.table.allowed[0])),
+            "edge_drift": costs.edge.ratio,
+            "cloud_drift": costs.cloud.ratio,
             "local_only_reason": local_only_reason,
-            "cuts_not_open": dict(self.cuts_not_open),
-            "codecs_why_not": dict(self.codecs_why_not),
-            "calibration_rate": {codec: round(rate.ratio, 3) for codec, rate in self.messages.rates.items()},
-            "calibration_misfit": sorted(codec for codec, rate in self.messages.rates.items() if rate.misfit),
-            "self_difference": self.profile.self_difference,
+            "cuts_not_open": dict(there.cuts_not_open),
+            "codecs_why_not": dict(there.codecs_why_not),
+            "calibration_rate": {codec: round(rate.ratio, 3) for codec, rate in costs.messages.rates.items()},
+            "calibration_misfit": sorted(codec for codec, rate in costs.messages.rates.items() if rate.misfit),
+            "self_difference": costs.profile.self_difference,
             "tried": {} if self.explorer is None else self.explorer.as_mapping(),
         }
-
-
-def _segment(plan: Plan) -> CutId | Placement:
-    """What the plan runs, whatever the codec."""
-    return plan.placement if plan.cut is None else plan.cut
-
-
-def _groups(table: PlanTable) -> dict[CutId | Placement, Flags]:
-    """Segment → its rows."""
-    keys = [_segment(plan) for plan in table.plans]
-    return {key: np.array([one == key for one in keys]) for key in keys}
-
-
-def _not_there_yet(table: PlanTable) -> dict[str, str]:
-    return dict.fromkeys(table.with_codec.keys() & NEEDS_CALIBRATION, NO_CALIBRATION_YET)
-
-
-def _only_local(table: PlanTable) -> Flags:
-    return np.array([plan is LOCAL for plan in table.plans])

@@ -64,7 +64,7 @@ class Planner(Knowledge):
         model = self._model(name)
         metered = self._companion.metered()
         observation = self._observation(model, metered, edge_queue_ms, now_s)
-        decision = decide(model.table, observation, facts, self._explorer(model, metered, observation))
+        decision = decide(model.costs.table, observation, facts, self._explorer(model, metered, observation))
         if facts.mode is None and facts.cut is None and facts.codec is None and not decision.tried:
             model.decided(decision)
         self._companion.decided(now_s)
@@ -89,7 +89,7 @@ class Planner(Knowledge):
     def finish_ms(self, name: str, cut: CutId | None, facts: RequestFacts) -> float:
         """Expected device time of what is missing of a request, the tail of `cut` or (None) the whole; drift and
         slowdown in, queue and picture not."""
-        return self._model(name).finish_ms(cut, facts)
+        return self._model(name).costs.finish_ms(cut, facts)
 
     def finish_margin_ratio(self, name: str) -> float:
         """Of `finish_ms`, what to keep beside it by how far this model's runs scatter on this device, so that the
@@ -103,20 +103,20 @@ class Planner(Knowledge):
         (`observe_edge`, `observe_cloud`) holds for those. None where the request's sizes are too far from them to tell.
         `stage`: one of `observe_edge`, or tail or cloud_decode for the companion's.
         """
-        return self._model(name).as_profiled_ms(facts, plan, stage, measured_ms)
+        return self._model(name).costs.as_profiled_ms(facts, plan, stage, measured_ms)
 
     def image_ms(self, name: str) -> float:
         """Expected device time to prepare an encoded input; drift and slowdown in."""
-        return self._model(name).image_ms()
+        return self._model(name).costs.image_ms()
 
     def prepare_ms(self, name: str, plan: Plan, facts: RequestFacts) -> float:
         """Expected device time before a request's bytes leave: head and encoding; drift and slowdown in, queue not.
         ModelUnavailable where the model is another one by now, without such a plan."""
-        return self._model(name).prepare_ms(plan, facts)
+        return self._model(name).costs.prepare_ms(plan, facts)
 
     def reply_bytes(self, name: str, plan: Plan, facts: RequestFacts) -> int:
         """What the companion's reply to this plan will weigh; 0 where the model's plans are others by now."""
-        return self._model(name).reply_bytes(plan, facts)
+        return self._model(name).costs.reply_bytes(plan, facts)
 
     # -- what may be done now -----------------------------------------------------------------------------------------
 
@@ -150,7 +150,7 @@ class Planner(Knowledge):
         """What the device draws above idle while this model runs (None or unknown: on all threads), at the link's
         rates as estimated now."""
         model = self._models.get(name) if name is not None else None
-        threads = 0 if model is None else model.profile.threads
+        threads = 0 if model is None else model.costs.profile.threads
         return at_rates(self._power_model(), self._companion.link(now_s), threads)
 
     # -- inside -------------------------------------------------------------------------------------------------------
@@ -160,28 +160,29 @@ class Planner(Knowledge):
         scarce = observation.battery_low or (metered is not None and not metered.may_probe)
         if scarce or model.explorer is None:
             return None
-        model.explorer.device_doubted = model.edge.is_slow
+        model.explorer.device_doubted = model.costs.edge.is_slow
         return model.explorer
 
     def _observation(
         self, model: KnownModel, metered: Metered | None, edge_queue_ms: float, now_s: float
     ) -> Observation:
         why_not = self._companion.why_not(model, metered)
-        model.rest(now_s)
+        costs = model.costs
+        costs.rest(now_s)
         remote, power = None if why_not else self._companion.remote(model, metered, now_s), self._power_model()
         return Observation(
             edge_queue_ms=edge_queue_ms,
             slowdown=self._slowdown,
-            alpha=model.edge.ratio,
-            alpha_sigma=model.edge.sigma,
-            image_ms=model.profile.image_ms,
-            image_ratio=model.image.ratio,
+            alpha=costs.edge.ratio,
+            alpha_sigma=costs.edge.sigma,
+            image_ms=costs.profile.image_ms,
+            image_ratio=costs.image.ratio,
             remote=remote,
             remote_why_not=why_not,
-            rest_ms=model.requests.here_ms,
+            rest_ms=costs.requests.here_ms,
             incumbent=model.incumbent,
             opening=model.opening(),
-            power=at_rates(power, None if remote is None else remote.link, model.profile.threads),
+            power=at_rates(power, None if remote is None else remote.link, costs.profile.threads),
             prices=self._prices,
             battery_low=self._battery_low(),
             backlog=NO_BACKLOG if remote is None else self._companion.backlog(remote, edge_queue_ms, now_s),

@@ -131,7 +131,7 @@ def test_replies_that_weigh_a_thousand_times_what_was_told_are_expected_so_after
     assert sum(found.stages_ms.values()) == pytest.approx(found.predicted_ms)
     profiled_so = PlanTable.build(CARD, msgspec.structs.replace(PROFILE, output_bytes=40_000), CONTRACT)
     of_bytes = [n for n in range(len(profiled_so.spread)) if n not in (8, 9)]  # without compute, of another companion
-    np.testing.assert_allclose(planner._model("m").table.spread[of_bytes], profiled_so.spread[of_bytes])
+    np.testing.assert_allclose(planner._model("m").costs.table.spread[of_bytes], profiled_so.spread[of_bytes])
 
 
 def test_replies_that_vary_are_expected_at_their_mean() -> None:
