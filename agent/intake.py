@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 from agent.room import Holding, Room
 from agent.served_model import ServedModel
@@ -19,6 +19,9 @@ from split.oip.options import RequestOptions
 from split.plan.plan import Placement, RequestFacts
 from split.profiles.contract import strictest
 from split.tensor import Array, Tensors
+from split.wire.messages import Priority
+
+_CLASSES: Final = ("gold", "silver", "bronze")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,16 @@ class InferenceRequest:
     def came_in_ms(self) -> float:
         """From its header to its admission, its body's time: over when it is decided, and no plan's."""
         return (self.deadline_at_s - self.received_at_s) * 1000 - self.facts.budget_ms
+
+    @property
+    def link_priority(self) -> Priority:
+        """0, the default, lies with 2 between the highest (1) and all the others (3 and more)."""
+        return {0: Priority.NORMAL, 1: Priority.URGENT, 2: Priority.NORMAL}.get(self.priority, Priority.BULK)
+
+    @property
+    def rank(self) -> int:
+        """On the worker, the least first: by class, and within it by priority, as on the link."""
+        return len(Priority) * _CLASSES.index(self.model.contract.behaviour.service_class) + self.link_priority
 
     def __enter__(self) -> Self:
         return self

@@ -14,13 +14,13 @@ from statistics import fmean, median
 from typing import Any
 
 from agent.intake import InferenceRequest
+from agent.outcome import Outcome
 from agent.quality import Ratios, compared
 from agent.totals import Times, Totals
 from split.errors import IsthmusError
 from split.plan.kept import Kept
 from split.plan.plan import Decision, Plan, PlanEstimate, RequestFacts
 from split.plan.power import NO_POWER, Power, crossing_ms, used_joules
-from split.tensor import Tensors
 
 KEPT = 1024
 """Requests that can still be explained: some minutes of a busy camera, 3 KB each."""
@@ -65,26 +65,6 @@ class Entry:
     """Used above idle, by measured stages; None where nothing is known of the device's power, or nothing came out."""
     power: Power = NO_POWER
     """Behind `joules`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The one answer to a request, and how it came about."""
-
-    outputs: Tensors
-    decision: Decision
-    ran: Plan
-    """The plan that made the answer; LOCAL after a fallback."""
-    fallback: str
-    """Why the device finished what the companion should have; empty when it did not."""
-    stages_ms: dict[str, float]
-    """Measured: queue, activate (opening what was not open), image, head or whole, encode, network, cloud_queue,
-    cloud_decode, tail, decode, local_tail; and rest, what none of them has, where it ran as planned and in one part."""
-    total_ms: float
-    sent: bool = False
-    """Whether its payload left for the companion."""
-    doubled_ms: float = 0.0
-    """How long the device had been at a finish when the companion's answer came first."""
 
 
 def answered_entry(request: InferenceRequest, outcome: Outcome) -> Entry:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from agent.afterwards import Afterwards
 from agent.intake import InferenceRequest
-from agent.journal import Outcome
+from agent.outcome import Outcome
 from agent.planner import Planner
 from agent.served_model import ServedModel
 from split.errors import UnknownModel

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from agent.intake import InferenceRequest
-from agent.journal import Outcome
+from agent.outcome import Outcome
 from split.errors import EngineFailed
 from split.ids import RequestId
 from split.plan.plan import LOCAL, Decision

@@ -15,8 +15,8 @@ from typing import Final, TypeVar
 
 from agent.compute import Compute, Timed
 from agent.intake import InferenceRequest, bytes_of
-from agent.journal import Outcome
 from agent.lateness import Lateness
+from agent.outcome import Outcome
 from agent.stages import Prepared, whole
 from split.errors import IsthmusError
 from split.runtime.engine import Stop

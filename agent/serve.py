@@ -6,40 +6,40 @@
                    └─ late, failed or overdue: what is missing runs here, from the boundary that is already there
 
 Exactly one answer leaves, by the deadline or as a typed error. Deciding lives in the planner, running in compute,
-sending in the uplink; this file only says in which order, and what happens when something does not come.
+sending in the uplink, the device's own finish in local_finish.py; this file only says in which order, and what happens
+when something does not come.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
 
 from agent.afterwards import Afterwards
-from agent.compute import Compute, Job
+from agent.compute import Compute
 from agent.hedges import Hedge, Hedges
 from agent.intake import InferenceRequest
-from agent.journal import Journal, Outcome, answered_entry
+from agent.journal import Journal, answered_entry
 from agent.lateness import Lateness
 from agent.lessons import Lessons
+from agent.local_finish import LocalFinish, clocked_opening, running_ms
+from agent.outcome import Outcome, outcome_of
 from agent.parts import in_parts
 from agent.planner import Planner
 from agent.reruns import Reruns
 from agent.shadowing import Shadowing
 from agent.spot_checks import SpotChecks
-from agent.stages import Finished, Prepared, finish, prepare, whole
+from agent.stages import Prepared, prepare
 from agent.uplink import Uplink
 from agent.waiting import Asked, RemoteReply
-from split.errors import DeadlineExceeded, EngineFailed, IsthmusError, ModelUnavailable, UnknownModel
+from split.errors import DeadlineExceeded, IsthmusError, ModelUnavailable, UnknownModel
 from split.ids import OFFLOAD_CUT, CutId
 from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate
-from split.plan.slack import MARGIN_RATIO, reserved_ms
+from split.plan.slack import reserved_ms
 from split.runtime.engine import Segment, Stop
-from split.tensor import Tensors
-from split.wire.messages import Infer, Priority
+from split.wire.messages import Infer
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +49,6 @@ UNPROFILED = Decision(
     reason_of=lambda: "this model is not measured yet: until it is, it runs here",
     candidates=1,
 )
-
-_CLASSES: Final = ("gold", "silver", "bronze")
 
 
 class Serve:
@@ -74,6 +72,7 @@ class Serve:
         self._journal = journal
         self._afterwards = Afterwards()
         self._lessons = Lessons(planner, self._afterwards)
+        self._finish = LocalFinish(planner=planner, compute=compute, lessons=self._lessons)
         reruns = Reruns(compute=compute, lateness=lateness, battery_low=lambda: planner.battery_low)
         self._shadowing = Shadowing(planner=planner, journal=journal, reruns=reruns, peer=lambda: uplink.peer)
         self._spot_checks = SpotChecks(every=spot_check_every, planner=planner, journal=journal, reruns=reruns)
@@ -111,7 +110,7 @@ class Serve:
         try:
             self._lessons.answered(request, outcome)
             if outcome.ran.placement is not Placement.LOCAL:
-                whole_ms = partial(self._finish_ms, request, Prepared.nothing(request))
+                whole_ms = partial(self._finish.expected_ms, request, Prepared.nothing(request))
                 if request.model.contract.behaviour.fallback.strategy == "shadow":
                     self._shadowing.answered(request, outcome, whole_ms)
                 self._spot_checks.answered(request, outcome, whole_ms)
@@ -129,26 +128,6 @@ class Serve:
         except UnknownModel:
             return UNPROFILED
 
-    def _finish_ms(self, request: InferenceRequest, prepared: Prepared) -> float:
-        """What the device is expected to need for what is missing, opening its segment included."""
-        model, cut = request.model, prepared.cut
-        if model.profile is None:
-            return 0.0
-        try:
-            image_ms = self._planner.image_ms(model.name) if prepared.encoded else 0.0
-            compute_ms = self._planner.finish_ms(model.name, cut, request.facts)
-        except UnknownModel:  # unloaded meanwhile; its last requests are still answered
-            image_ms = model.profile.image_ms * self._compute.slowdown
-            compute_ms = model.profile.whole_ms * self._compute.slowdown
-        return image_ms + compute_ms + model.activation_ms(cut) * self._compute.slowdown
-
-    def _margin_ratio(self, request: InferenceRequest) -> float:
-        """Of a finish, as `Planner.finish_margin_ratio`."""
-        try:
-            return self._planner.finish_margin_ratio(request.model.name)
-        except UnknownModel:
-            return MARGIN_RATIO
-
     async def _carry_out(self, request: InferenceRequest, decision: Decision) -> Outcome:
         if decision.chosen.parts > 1:
             return await in_parts(request, decision, self._carry_out)
@@ -156,7 +135,7 @@ class Serve:
         if plan.placement is Placement.LOCAL:
             wished = request.facts.mode
             unmet = decision.reason if wished not in (None, Placement.LOCAL) else ""
-            return await self._locally(request, decision, prepared, fallback=unmet)
+            return await self._finish.answer(request, decision, prepared, fallback=unmet)
         must_come = request.model.contract.behaviour.fallback.strategy == "fail"
         try:
             if not must_come:
@@ -166,12 +145,14 @@ class Serve:
         except IsthmusError as error:  # a head that fails, no room, a companion that is gone: it still runs here
             if must_come:
                 raise
-            return await self._locally(request, decision, prepared, fallback=str(error))
+            return await self._finish.answer(request, decision, prepared, fallback=str(error))
         try:
             if must_come:
                 return self._remotely(request, decision, prepared, await self._reply(request, decision, asked.reply))
-            finish_ms = self._finish_ms(request, prepared)
-            whole_ms = finish_ms if prepared.cut is None else self._finish_ms(request, Prepared.nothing(request))
+            finish_ms = self._finish.expected_ms(request, prepared)
+            whole_ms = (
+                finish_ms if prepared.cut is None else self._finish.expected_ms(request, Prepared.nothing(request))
+            )
             with (
                 request.model.way_out(prepared.cut),
                 self._hedges.hedge(request, decision, finish_ms=finish_ms, whole_ms=whole_ms, now_s=_now()) as hedge,
@@ -192,7 +173,7 @@ class Serve:
         compute_ms = planner.prepare_ms(model.name, plan, facts) + planner.finish_ms(model.name, cut, facts)
         there_ms = reserved_ms(opening_ms + image_ms + compute_ms, 0.0)
         left_ms = (request.deadline_at_s - _now()) * 1000 - self._compute.queue_ms
-        if self._finish_ms(request, Prepared.nothing(request)) <= left_ms < there_ms:
+        if self._finish.expected_ms(request, Prepared.nothing(request)) <= left_ms < there_ms:
             model.warm(cut)
             raise ModelUnavailable(f"the halves of {cut} are not open, and there is no time to open them")
 
@@ -211,7 +192,7 @@ class Serve:
                 lambda: prepare(request, plan, prepared, stop, level=decision.chosen.level),
                 deadline_at_s=request.deadline_at_s,
                 expected_ms=expected_ms,
-                rank=_rank(request),
+                rank=request.rank,
                 stop=stop,
             )
         finally:
@@ -230,7 +211,7 @@ class Serve:
 
     async def _opened_head(self, request: InferenceRequest, cut: CutId, stages_ms: dict[str, float]) -> Segment:
         opening_ms = request.model.head_activation_ms(cut)
-        return await _clocked_opening(request.model.opened_head(cut), opening_ms, stages_ms)
+        return await clocked_opening(request.model.opened_head(cut), opening_ms, stages_ms)
 
     def _send(self, request: InferenceRequest, decision: Decision, prepared: Prepared) -> Asked:
         plan, expected_ms = decision.chosen.plan, decision.chosen.stages_ms
@@ -250,7 +231,7 @@ class Serve:
         return self._uplink.infer(
             message,
             prepared.payload,
-            priority=_on_the_link(request.priority),
+            priority=request.link_priority,
             network_ms=expected_ms["up"] + expected_ms["down"],
             cloud_ms=cloud_ms,
             reply_bytes=self._planner.reply_bytes(request.model.name, plan, request.facts),
@@ -286,9 +267,9 @@ class Serve:
             deadline_at_s=request.deadline_at_s,
             local_ms=hedge.finish_ms,
             timeout_ms=request.model.contract.behaviour.fallback.timeout_ms,
-            begin=lambda: self._begin(request, prepared),
+            begin=lambda: self._finish.begin(request, prepared),
             hedge_after_ms=hedge.after_ms,
-            margin_ratio=self._margin_ratio(request),
+            margin_ratio=self._finish.margin_ratio(request),
         )
         remote = asked.reply
         local: asyncio.Future[Outcome] | None = None
@@ -298,14 +279,16 @@ class Serve:
                 why = self._why_here(request, decision, asked, hedge)
                 self._lateness.hurry(request.id)
                 asked.here_at_s = _now() + self._compute.queue_ms / 1000
-                local = asyncio.ensure_future(self._locally(request, decision, prepared, fallback=why, begun=late))
+                local = asyncio.ensure_future(
+                    self._finish.answer(request, decision, prepared, fallback=why, begun=late)
+                )
                 while not _over(local, remote):
                     running = [one for one in (local, remote) if not one.done()]
                     await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             if local is None or _succeeded(remote):
                 hedge.came(_now())
                 outcome = self._remotely(request, decision, prepared, remote.result())
-                return replace(outcome, doubled_ms=_running_ms(late))
+                return replace(outcome, doubled_ms=running_ms(late))
             if not remote.done() or asked.lost.done():  # a refusal is no reply that is late
                 hedge.overtaken(_now())
             if not (remote.done() or asked.lost.done()):
@@ -315,21 +298,10 @@ class Serve:
             self._lateness.forget(request.id)
             if local is not None:
                 if not local.done():
-                    self._learn_cut_off(request, decision, prepared, _running_ms(late), hedge.finish_ms)
+                    self._finish.cut_off(request, decision, prepared, running_ms(late), hedge.finish_ms)
                 local.cancel()
             if not late.cancelled() and late.exception() is None:
                 late.result().cancel()
-
-    def _learn_cut_off(
-        self, request: InferenceRequest, decision: Decision, prepared: Prepared, ran_ms: float, expected_ms: float
-    ) -> None:
-        """A finish that nobody waits for any more takes at least as long as it has run: were only those learned from
-        that ended in time, a device would never be found to be slow."""
-        if ran_ms <= expected_ms or request.model.profile is None:
-            return
-        image_ms = self._planner.image_ms(request.model.name) if prepared.encoded else 0.0
-        plan, stage = (LOCAL, "whole") if prepared.cut is None else (decision.chosen.plan, "local_tail")
-        self._lessons.stage(request, plan, stage, ran_ms - image_ms)
 
     def _why_here(self, request: InferenceRequest, decision: Decision, asked: Asked, hedge: Hedge) -> str:
         if asked.lost.done():
@@ -346,53 +318,6 @@ class Serve:
         self._blame(overdue_at_s)
         return f"no reply from the companion in time for {decision.chosen.plan} (after {_since_ms(request):.0f} ms)"
 
-    def _begin(self, request: InferenceRequest, prepared: Prepared) -> Job[Finished]:
-        """Hand to the worker what is missing: the whole model, or the tail from the boundary that is there."""
-        work, stop = whole if prepared.cut is None else finish, Stop()
-        return self._compute.run(
-            lambda: work(request, prepared, stop),
-            deadline_at_s=request.deadline_at_s,
-            expected_ms=self._finish_ms(request, prepared),
-            rank=_rank(request),
-            stop=stop,
-        )
-
-    async def _locally(
-        self,
-        request: InferenceRequest,
-        decision: Decision,
-        prepared: Prepared,
-        *,
-        fallback: str,
-        begun: asyncio.Future[Any] | None = None,
-    ) -> Outcome:
-        """What is missing runs here (`begun`: gives the job that is under way already)."""
-        cut = prepared.cut
-        try:
-            if begun is None:
-                opening_ms = request.model.activation_ms(cut)
-                # Held so that nobody closes it meanwhile.
-                segment = await _clocked_opening(request.model.opened_finish(cut), opening_ms, prepared.stages_ms)
-                timed = await self._begin(request, prepared)
-                del segment
-            else:
-                timed = await (await begun)
-        except IsthmusError as error:
-            if cut is None:
-                raise
-            whole_again = Prepared.nothing(request)  # the tail does not open or run: the whole may
-            return await self._locally(request, decision, whole_again, fallback=f"{fallback}; then: {error}")
-        outputs, measured = timed.value
-        self._scale(measured, *measured)
-        for stage, ms in measured.items() if request.model.profile is not None else ():
-            if stage != "activate":  # the store knows what opening takes
-                self._lessons.stage(request, LOCAL if cut is None else decision.chosen.plan, stage, ms)
-        stages_ms = {**prepared.stages_ms, **measured}
-        stages_ms["queue"] = prepared.stages_ms.get("queue", 0.0) + timed.queue_ms
-        if "activate" in stages_ms:
-            stages_ms["activate"] = prepared.stages_ms.get("activate", 0.0) + measured.get("activate", 0.0)
-        return _outcome(request, decision, outputs, ran=LOCAL, fallback=fallback, stages_ms=stages_ms)
-
     def _remotely(
         self, request: InferenceRequest, decision: Decision, prepared: Prepared, remote: RemoteReply
     ) -> Outcome:
@@ -406,33 +331,13 @@ class Serve:
             "decode": remote.decode_ms,
         }
         outputs = {**remote.outputs, **prepared.outputs}
-        return _outcome(request, decision, outputs, ran=plan, fallback="", stages_ms=stages_ms)
+        return outcome_of(request, decision, outputs, ran=plan, fallback="", stages_ms=stages_ms, now_s=_now())
 
     def _scale(self, stages_ms: dict[str, float], *stages: str) -> None:
         """Emulation: a stage took as long as the worker held it."""
         for stage in stages:
             if stage in stages_ms:
                 stages_ms[stage] *= self._compute.slowdown
-
-
-async def _clocked_opening(opening: Awaitable[Segment], expected_ms: float, stages_ms: dict[str, float]) -> Segment:
-    """The segment; where it was not open (something was expected), what it took becomes a stage."""
-    started_s = _now()
-    segment = await opening
-    if expected_ms > 0.0:
-        stages_ms["activate"] = stages_ms.get("activate", 0.0) + (_now() - started_s) * 1000
-    return segment
-
-
-def _on_the_link(priority: int) -> Priority:
-    """0, the default, lies with 2 between the highest (1) and all the others (3 and more)."""
-    return {0: Priority.NORMAL, 1: Priority.URGENT, 2: Priority.NORMAL}.get(priority, Priority.BULK)
-
-
-def _rank(request: InferenceRequest) -> int:
-    """On the worker: by class, and within it by priority, as on the link."""
-    service_class = request.model.contract.behaviour.service_class
-    return len(Priority) * _CLASSES.index(service_class) + _on_the_link(request.priority)
 
 
 def _now() -> float:
@@ -443,14 +348,6 @@ def _since_ms(request: InferenceRequest) -> float:
     return (_now() - request.received_at_s) * 1000
 
 
-def _running_ms(late: asyncio.Future[Any]) -> float:
-    """How long the worker has had a finish (`Lateness.watch`) that nobody needs any more; 0 where it has not."""
-    begun: Job[Finished] | None = None
-    if late.done() and not late.cancelled() and late.exception() is None:
-        begun = late.result()
-    return 0.0 if begun is None else begun.running_ms
-
-
 def _succeeded(remote: asyncio.Future[RemoteReply]) -> bool:
     return remote.done() and not remote.cancelled() and remote.exception() is None
 
@@ -458,25 +355,3 @@ def _succeeded(remote: asyncio.Future[RemoteReply]) -> bool:
 def _over(local: asyncio.Future[Outcome], remote: asyncio.Future[RemoteReply]) -> bool:
     """There is an answer, or none will come any more."""
     return _succeeded(remote) or (local.done() and (remote.done() or local.exception() is None))
-
-
-def _outcome(
-    request: InferenceRequest,
-    decision: Decision,
-    outputs: Tensors,
-    *,
-    ran: Plan,
-    fallback: str,
-    stages_ms: dict[str, float],
-) -> Outcome:
-    missing = [name for name in request.outputs if name not in outputs]
-    if missing:
-        raise EngineFailed(f"{ran} of model {request.model.name!r} made no output {missing[0]!r}")
-    return Outcome(
-        outputs={name: outputs[name] for name in request.outputs},
-        decision=decision,
-        ran=ran,
-        fallback=fallback,
-        stages_ms=stages_ms,
-        total_ms=_since_ms(request),
-    )

@@ -16,9 +16,10 @@ from agent.device_watch import DeviceWatch
 from agent.fingerprinting import Fingerprinting
 from agent.health import Health
 from agent.intake import Intake
-from agent.journal import Journal, Outcome
+from agent.journal import Journal
 from agent.metering import Meter
 from agent.metrics import Metrics
+from agent.outcome import Outcome
 from agent.planner import Planner
 from agent.recorder import Recorder
 from agent.repository import UNLOADED, Repository

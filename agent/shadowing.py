@@ -15,7 +15,8 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from agent.intake import InferenceRequest
-from agent.journal import Journal, Outcome
+from agent.journal import Journal
+from agent.outcome import Outcome
 from agent.planner import Planner
 from agent.reruns import Reruns
 from agent.served_model import ServedModel

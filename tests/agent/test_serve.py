@@ -27,8 +27,9 @@ from agent import stages, waiting
 from agent.compute import Timed
 from agent.heartbeat import SILENCE_S
 from agent.intake import InferenceRequest, Intake
-from agent.journal import Journal, Outcome
+from agent.journal import Journal
 from agent.lateness import Lateness
+from agent.outcome import Outcome
 from agent.planner import Planner
 from agent.room import Room
 from agent.serve import Serve

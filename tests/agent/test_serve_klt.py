@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from agent.calibrated import calibrated, sidecar_beside
-from agent.journal import Outcome
+from agent.outcome import Outcome
 from agent.serve import Serve
 from split.codec.calibration import (
     CALIBRATION_FILE,
