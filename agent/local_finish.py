@@ -102,7 +102,10 @@ class LocalFinish:
         that ended in time, a device would never be found to be slow."""
         if ran_ms <= expected_ms or request.model.profile is None:
             return
-        image_ms = self._planner.image_ms(request.model.name) if prepared.encoded else 0.0
+        try:
+            image_ms = self._planner.image_ms(request.model.name) if prepared.encoded else 0.0
+        except UnknownModel:  # unloaded meanwhile; the reply that came is the answer all the same
+            return
         plan, stage = (LOCAL, "whole") if prepared.cut is None else (decision.chosen.plan, "local_tail")
         self._lessons.stage(request, plan, stage, ran_ms - image_ms)
 

@@ -651,6 +651,34 @@ def test_an_overdue_reply_that_comes_first_all_the_same_is_the_one_answer(tmp_pa
     run_in_virtual_time(story())
 
 
+def test_a_model_that_is_unloaded_while_its_finish_takes_too_long_costs_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A picture's finish that is cut off by the reply, for which the planner has no times any more."""
+
+    def as_a_picture(request: InferenceRequest, plan: Plan, prepared: stages.Prepared, *rest: Any, **more: Any) -> None:
+        stages.prepare(request, plan, prepared, *rest, **more)
+        prepared.encoded = ("x",)
+
+    async def story() -> None:
+        async with Lab(tmp_path, behave=says_nothing) as lab:
+            overtaken = await lab.ask(deadline_ms=10_000.0, mode="offload", free=True)
+        begins_ms = overtaken.total_ms - WHOLE_MS
+        async with Lab(tmp_path, behave=replies_after((begins_ms + 2 * WHOLE_MS) / 1000)) as lab:
+            monkeypatch.setattr("agent.serve.prepare", as_a_picture)
+            monkeypatch.setattr("agent.local_finish.whole", lambda *_: ({}, {}))
+            lab.compute.takes_ms = lambda expected_ms: 4 * expected_ms
+            asking = asyncio.create_task(lab.ask(deadline_ms=10_000.0, mode="offload", free=True))
+            await asyncio.sleep((begins_ms + WHOLE_MS / 2) / 1000)
+            lab.planner.remove_model("tiny")
+            outcome = await asking
+            assert_right(outcome)
+            assert outcome.ran.placement is Placement.OFFLOAD
+            assert outcome.doubled_ms > WHOLE_MS  # the finish was under way for longer than expected
+
+    run_in_virtual_time(story())
+
+
 @pytest.mark.parametrize(("energy", "battery_low"), [(2.0, False), (0.0, True)])
 def test_where_energy_counts_most_or_is_short_nothing_is_done_twice_to_be_faster(
     tmp_path: Path, energy: float, battery_low: bool
