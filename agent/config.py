@@ -28,7 +28,8 @@ class Listen(_Section, frozen=True, kw_only=True):
     """Open Inference Protocol over HTTP. Callers are not authenticated: on another address than loopback, which the log
     warns of, everybody who reaches it may ask. Port 0: the system chooses, the log names it."""
     unix: Path | None = None
-    """The same on a UNIX socket; off by default, its folder decides who may call."""
+    """The same on a UNIX socket; off by default, its folder decides who may call (made for the daemon's user and group
+    where it is not there)."""
     grpc: HostPort | None = None
     """The same over gRPC: not in this version, a value is refused."""
 
@@ -108,9 +109,9 @@ class AgentConfig(_Section, frozen=True, kw_only=True):
     models: Path
     """Model repository: `<name>/<version>/model.onnx`."""
     state_dir: Path
-    """What must survive a restart: profiles, learned costs."""
+    """What must survive a restart: counted bytes, the record of traffic, the device's fingerprint."""
     cache_dir: Path
-    """What can be made again: segments, optimised models."""
+    """What can be made again: segments, optimised models, what was measured of them."""
     listen: Listen = Listen()
     companions: tuple[HostPort, ...] = ()
     """Tried in this order; empty: everything runs here."""

@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 SOCKET_MODE: Final = 0o660
 """Owner and group: who may ask the daemon is who is in its group."""
 
+FOLDER_MODE: Final = 0o750
+"""Of the socket's folder, which decides as well, where the daemon makes it."""
+
 BACKLOG: Final = 128
 """Connections that may wait to be accepted."""
 
@@ -102,13 +105,15 @@ class UnixListener:
 
 
 def open_unix(path: Path) -> UnixListener:
-    """A listening UNIX socket with mode 0660. The file of a dead daemon is removed, a live one's is ConfigError."""
+    """A listening UNIX socket with mode 0660; its folder is made, for this user and group, where it is not there. The
+    file of a dead daemon is removed, a live one's is ConfigError."""
     if path.is_socket():
         if _answers(path):
             raise ConfigError(f"{path} belongs to a daemon that is running; stop it or set listen.unix to another file")
         path.unlink(missing_ok=True)
     elif path.exists():
         raise ConfigError(f"{path} is there and is no socket; remove it or set listen.unix to another file")
+    _make_folder(path.parent)
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o777 & ~SOCKET_MODE)  # no moment in which others could connect
     try:
@@ -118,11 +123,21 @@ def open_unix(path: Path) -> UnixListener:
     except OSError as error:
         bound.close()
         raise ConfigError(
-            f"{path} cannot be opened as a socket ({error.strerror or error}); set listen.unix"
+            f"{path} cannot be opened as a socket ({error.strerror or error}); set listen.unix to another file"
         ) from error
     finally:
         os.umask(before)
     return UnixListener(path=path, inode=path.stat().st_ino, socket=bound)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder}, the folder of listen.unix, is not there and cannot be made ({error.strerror or error}); make "
+            "it for the user that the daemon runs as, or set listen.unix to another file"
+        ) from error
 
 
 def _answers(path: Path) -> bool:

@@ -26,8 +26,9 @@ from scripts.pair import ROOT, STATUS, Pair
 
 PROCESSORS: Final = sorted(os.sched_getaffinity(0))
 DRAINED_S: Final = 10.0
-RECONNECT_TIMEOUT_S: Final = 60.0
 """Longer than the fullest queue of the slowest link needs: 64 KiB at 1 Mbit/s, and some round trips."""
+RECONNECT_TIMEOUT_S: Final = 60.0
+"""Of a lossy link, several dials: each is given up after seconds (`agent/dialler.py`)."""
 
 SHORTEST_RTT_MS: Final = 5.0
 """Of the link before anybody sets it, and of all links that the benches set: the kernel remembers a shorter one for

@@ -660,6 +660,20 @@ async def test_the_socket_of_a_dead_daemon_is_replaced_and_only_its_group_may_co
         assert await asyncio.to_thread(DaemonClient(f"unix://{path}").get, "/v2/health/live") == {"live": True}
 
 
+async def test_the_folder_of_the_socket_is_made_for_its_user_and_group(service: Echo, tmp_path: Path) -> None:
+    async with serving(service, tmp_path / "run" / "s"):
+        assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o750
+        assert (tmp_path / "run" / "s").is_socket()
+
+
+async def test_a_folder_of_the_socket_that_cannot_be_made_is_a_sentence_that_names_it(
+    service: Echo, tmp_path: Path
+) -> None:
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(ConfigError, match=r"run/isthmus, the folder of listen\.unix, .* cannot be made \(Not a dir"):
+        await HttpApi(service).start(None, tmp_path / "run" / "isthmus" / "s")
+
+
 async def test_the_socket_of_a_running_daemon_is_left_alone(api: HttpApi, service: Echo, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a daemon that is running"):
         await HttpApi(service).start(None, tmp_path / "api.sock")
