@@ -13,11 +13,11 @@ from typing import Final
 
 import numpy as np
 
-from split.graph.card import CutCard, ModelCard
+from split.graph.card import ModelCard
 from split.graph.growth import batch_dim
 from split.ids import CutId
 from split.plan.calibrated_sizes import CalibratedSizes
-from split.plan.estimate import Drift
+from split.plan.measured_rows import measured_rows
 from split.plan.message_cost import MessageCosts
 from split.plan.objective import Objective
 from split.plan.observation import Flags, Floats
@@ -94,13 +94,6 @@ _SPREAD_GROWS: Final = np.array(
 """The same for the rows of `PlanTable.spread`, the product of two."""
 _SPREAD_UP, _SPREAD_DOWN, _SPREAD_UP2, _SPREAD_UP_DOWN, _SPREAD_DOWN2, _SPREAD_ENCODED_DOWN = 1, 2, 3, 4, 5, 7
 _SPREAD_HEAD, _SPREAD_TAIL, _SPREAD_SIGMA2 = 8, 9, 10
-
-ESTIMATE_SIGMA: Final = 0.06
-"""Relative scatter of an estimated head: its mean error is held under 5 % (`scripts/bench costmodel`), a mean error is
-0.8 σ."""
-_ESTIMATED: Final = 1.0 + (ESTIMATE_SIGMA / Drift.NOISE) ** 2
-"""What σ² of a head is multiplied by where its time is estimated: relative to the least σ of a measurement."""
-
 
 SCALED_KEPT_MAX: Final = 32
 """Tables at other sizes that one table keeps, 20 KB each for 100 plans: making one takes 25 µs."""
@@ -272,53 +265,8 @@ class PlanTable:
         device runs models on, in the words of `resource.accelerators`; None: on one of those that the contract names.
         """
         assert card.digest == profile.digest, (card.digest, profile.digest)
-        costs_of = {cut.cut: cut for cut in profile.cuts}
-        rows = [Row(plan=LOCAL, head_ms=profile.whole_ms, finish_ms=0.0)]
-        for cut in card.cuts:
-            measured = costs_of.get(cut.id)
-            if measured is None:
-                continue
-            down = _down_bytes(card, profile, cut)
-            rows += [
-                Row(
-                    plan=Plan(placement=Placement.SPLIT, cut=cut.id, codec=codec.codec),
-                    head_ms=measured.head_ms,
-                    tail_ms=measured.tail_ms,
-                    finish_ms=measured.tail_ms,
-                    codec=codec,
-                    down=down,
-                    depth=cut.compute_share,
-                    weight_bytes=cut.head_weight_bytes,
-                    raw_inputs=cut.shown_inputs,
-                    doubt=_ESTIMATED if measured.estimated else 1.0,
-                )
-                for codec in measured.codecs
-            ]
-        every_input = tuple(spec.name for spec in card.inputs)
-        rows += [
-            Row(
-                plan=Plan(placement=Placement.OFFLOAD, codec=codec.codec),
-                tail_ms=profile.whole_ms,
-                finish_ms=profile.whole_ms,
-                codec=codec,
-                down=profile.output_bytes,
-                raw_inputs=every_input,
-            )
-            for codec in profile.input_codecs
-            if codec.codec != "encoded"
-        ]
-        if contract.encoded():
-            rows.append(
-                Row(
-                    plan=Plan(placement=Placement.OFFLOAD, codec="encoded"),
-                    tail_ms=profile.whole_ms,
-                    finish_ms=profile.whole_ms,
-                    down=profile.output_bytes,
-                    raw_inputs=every_input,
-                )
-            )
-        raw = next((codec for codec in profile.input_codecs if codec.codec == "raw"), None)
-        reply_ms_per_byte = raw.decode_ms / raw.bytes if raw is not None and raw.bytes > 0 else 0.0
+        rows = measured_rows(card, profile, contract)
+        reply_ms_per_byte = _reply_ms_per_byte(profile)
         bounds = Rows(rows, contract, runs_on)
         bounded = bounds.within(bounds.key(bounds.bound))
         behaviour = contract.behaviour
@@ -391,8 +339,7 @@ def _send(costs: Floats, spread: Floats, bounded: Within, up_ratio: Floats) -> N
     spread[_SPREAD_UP2], spread[_SPREAD_UP_DOWN], spread[_SPREAD_SIGMA2] = up * up, up * costs[Column.DOWN], sigma**2
 
 
-def _down_bytes(card: ModelCard, profile: ModelProfile, cut: CutCard) -> int:
-    """Bytes of the outputs made in the tail: their share of what was measured for all outputs."""
-    sizes = {spec.name: spec.nbytes(profile.dims) for spec in card.outputs}
-    share = sum(sizes[name] for name in cut.tail_outputs) / (sum(sizes.values()) or 1)
-    return round(profile.output_bytes * share)
+def _reply_ms_per_byte(profile: ModelProfile) -> float:
+    """As decoding an uncoded input took; 0 where none was measured."""
+    raw = next((codec for codec in profile.input_codecs if codec.codec == "raw"), None)
+    return raw.decode_ms / raw.bytes if raw is not None and raw.bytes > 0 else 0.0
