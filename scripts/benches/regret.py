@@ -32,7 +32,7 @@ from scripts.benches.regret_cells import (
     in_order,
     lay_models,
 )
-from scripts.benches.regret_oracle import AUTO, Measured, measure
+from scripts.benches.regret_oracle import AUTO, PATIENCE, Measured, measure
 from scripts.benches.regret_stages import (
     Offer,
     Sums,
@@ -75,7 +75,8 @@ def run(
     offers = prepared(grid, grid.subjects)
     sums = Sums(folder_of(grid), offers)
     cells = cells_quick(sums.nearness) if quick else grid.cells() if full else cells_default(sums.nearness)
-    measured, failed = _cells(grid, in_order(cells), offers, sums, seconds=CELL_QUICK_S if quick else CELL_S)
+    seconds, patience = (CELL_QUICK_S, 1.0) if quick else (CELL_S, PATIENCE)
+    measured, failed = _cells(grid, in_order(cells), offers, sums, seconds=seconds, patience=patience)
     if plot is not None:
         regret_plot.draw(measured, plot)
     rivals = regret_policies.compare(measured, offers, sums) if policies else []
@@ -83,7 +84,7 @@ def run(
 
 
 def _cells(
-    grid: Grid, cells: Sequence[Cell], offers: dict[Subject, Offer], sums: Sums, *, seconds: float
+    grid: Grid, cells: Sequence[Cell], offers: dict[Subject, Offer], sums: Sums, *, seconds: float, patience: float
 ) -> tuple[list[Measured], list[dict[str, Any]]]:
     """What was measured, and a row for each cell that could not be. Rows so far are in `cells.jsonl` of the folder, for
     a run that is interrupted."""
@@ -105,7 +106,7 @@ def _cells(
                 pair.reconnect()
                 wait_until_open(pair, offers)
             try:
-                found = measure(pair, cell, offers[cell.subject], sums.of(cell), seconds=seconds)
+                found = measure(pair, cell, offers[cell.subject], sums.of(cell), seconds=seconds, patience=patience)
                 said = f"{found.chosen}, regret {found.regret:.3f}, noise {found.noise:.3f}"
                 measured.append(found)
                 with so_far.open("a") as file:

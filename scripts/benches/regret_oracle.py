@@ -41,7 +41,8 @@ TURNS_MIN: Final = 6
 SURE: Final = 0.02
 """More turns, at most `TURNS`, while what the chosen plan takes is not known so well (standard error of its median)."""
 PATIENCE: Final = 3.0
-"""And not for more than so many times a cell's seconds: a link with losses scatters by half from turn to turn."""
+"""And not for more than so many times a cell's seconds: a link with losses scatters by half from turn to turn. A quick
+run, which has to end within 50 s, has none."""
 LOOKS: Final = 3
 """The first may have to open something, and one after that may be overtaken by the device."""
 RUNNING_MIN: Final = 4
@@ -133,8 +134,11 @@ class Measured:
         return bool(others) and others[0] <= CONTESTED * best
 
 
-def measure(pair: LabPair, cell: Cell, offer: Offer, sums_ms: Mapping[Plan, float], *, seconds: float) -> Measured:
-    """Within about so many seconds, as many turns as they hold. Refused, or OSError, where nothing is to be had."""
+def measure(
+    pair: LabPair, cell: Cell, offer: Offer, sums_ms: Mapping[Plan, float], *, seconds: float, patience: float
+) -> Measured:
+    """Within about so many seconds, as many turns as they hold, and up to `patience` times so many until it is sure.
+    Refused, or OSError, where nothing is to be had."""
     pair.condition(cell.link)
     ends_at_s = time.monotonic() + seconds
     with pair.client() as client:
@@ -143,7 +147,7 @@ def measure(pair: LabPair, cell: Cell, offer: Offer, sums_ms: Mapping[Plan, floa
         found = Measured(cell=cell, chosen=chosen, learned_plans=Counter(plans), why_chosen=why, ms={}, sums_ms=sums_ms)
         running, turn_s = _first_look(client, offer, pool, found, ends_at_s=ends_at_s)
         at_least = _turn_count(ends_at_s - time.monotonic(), turn_s)
-        latest_s = ends_at_s + (PATIENCE - 1.0) * seconds
+        latest_s = ends_at_s + (patience - 1.0) * seconds
         autos = _turns(client, offer, running, found, at_least, latest_s=latest_s)
         leave_out_failed(found)
         if AUTO not in found.ms:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import math
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
 from PIL import Image
 
 from agent.replay.known import Known
-from scripts.benches import regret, regret_plot, regret_policies
+from scripts.benches import regret, regret_oracle, regret_plot, regret_policies
 from scripts.benches.regret_cells import LINKS, SLOWDOWNS, SUBJECTS, Cell, Grid, Subject, cells_default
-from scripts.benches.regret_oracle import AGAIN, AUTO, Measured, is_sure, leave_out_failed, pool_of
+from scripts.benches.regret_oracle import AGAIN, AUTO, TURNS, Measured, is_sure, leave_out_failed, pool_of
 from scripts.benches.regret_plot import GAP, HIGH
 from scripts.benches.regret_policies import as_replayed
 from scripts.benches.regret_stages import (
@@ -26,6 +28,7 @@ from scripts.benches.regret_stages import (
     kept_stages,
     kept_transfers,
 )
+from scripts.client import Answer, Client
 from scripts.lab_pair import Conditions
 from scripts.models import Unavailable
 from split.ids import CutId
@@ -73,6 +76,45 @@ def test_a_median_is_sure_once_its_standard_error_is_two_percent() -> None:
     assert is_sure([90.0, None, 110.0] * 44)
     assert is_sure([100.0, 100.0, 900.0] * 2)  # a stall is no doubt
     assert not is_sure([100.0] * 5)
+
+
+class Steady:
+    """Stands for an offer, whose plans take 10 ms, each request `more_ms` more than the one before."""
+
+    def __init__(self, more_ms: float) -> None:
+        self.more_ms, self.asked = more_ms, 0
+
+    def ask(self, client: Client, plan: Plan) -> Answer:
+        self.asked += 1
+        took_ms = 10.0 + self.more_ms * self.asked
+        return Answer(
+            outputs={},
+            placement=str(plan.placement),
+            cut=plan.cut,
+            codec=plan.codec,
+            fallback="",
+            predicted_ms=10.0,
+            request_id="r",
+            timings_ms={},
+            took_ms=took_ms,
+        )
+
+    def ask_auto(self, client: Client) -> Answer:
+        return self.ask(client, LOCAL)
+
+
+@pytest.mark.parametrize(
+    ("more_ms", "latest_s", "turns"), [(0.0, math.inf, 6), (10.0, math.inf, TURNS), (10.0, -math.inf, 6)]
+)
+def test_turns_go_on_until_the_chosen_plan_is_sure_or_the_time_is_over(
+    monkeypatch: pytest.MonkeyPatch, more_ms: float, latest_s: float, turns: int
+) -> None:
+    monkeypatch.setattr(regret_oracle, "PAUSE_S", 0.0)
+    one = measured({}, LOCAL)
+    offer = cast(regret_oracle.Offer, Steady(more_ms))
+    autos = regret_oracle._turns(cast(Client, None), offer, [LOCAL], one, 6, latest_s=latest_s)
+    assert len(autos) == turns
+    assert {name: len(ms) for name, ms in one.ms.items()} == {str(LOCAL): turns, AUTO: turns, AGAIN: turns}
 
 
 def test_a_cell_is_contested_where_a_second_placement_is_within_half_as_much_again() -> None:
