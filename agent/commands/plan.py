@@ -97,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what the device sends by, for its joules (default %(default)s)",
     )
     parser.add_argument(
-        "--url", type=daemon_url, help="a running daemon: plans that its companion does not share are not allowed"
+        "--url", type=daemon_url, help="a running daemon: plans that it or its companion bars now are not allowed"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the stages of the best plans")
@@ -224,7 +224,9 @@ def _as_shared(observation: Observation, table: PlanTable, model: Mapping[str, A
     closed = model.get("cuts_not_open") or {}
     opened = np.array([plan.cut not in closed for plan in table.plans], dtype=np.bool_)
     assert observation.remote is not None
-    return dataclasses.replace(observation, remote=dataclasses.replace(observation.remote, opened=opened))
+    codecs = model.get("codecs_why_not") or {}
+    remote = dataclasses.replace(observation.remote, opened=opened, codecs_why_not=codecs)
+    return dataclasses.replace(observation, remote=remote)
 
 
 def _why_local(model: Mapping[str, Any]) -> str:
@@ -232,8 +234,10 @@ def _why_local(model: Mapping[str, Any]) -> str:
 
 
 def _unless_refused(plan: PlanEstimate, model: Mapping[str, Any]) -> PlanEstimate:
-    """The same plan, not allowed where the daemon's companion does not share the model or this cut."""
+    """The same plan, not allowed where the daemon's companion does not share the model or this cut, or where its codec
+    is not used now."""
     why = _why_local(model) or str((model.get("cuts_not_open") or {}).get(plan.plan.cut, ""))
+    why = why or str((model.get("codecs_why_not") or {}).get(plan.plan.codec, ""))
     if not why or not plan.allowed or plan.plan.placement is Placement.LOCAL:
         return plan
     return dataclasses.replace(plan, allowed=False, why_not=why)

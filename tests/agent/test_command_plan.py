@@ -72,6 +72,20 @@ def test_a_slow_link_keeps_everything_on_the_device(home: Path, capsys: pytest.C
     assert "the best split" in found["reason"]
 
 
+def test_a_codec_that_the_daemon_does_not_use_now_is_not_allowed_and_says_why(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert any(each["codec"] == "raw" and each["allowed"] for each in ask(home, capsys)["runners_up"])
+    why = "live answers over codec raw are 2.00 times as far off as the bound allows"
+    status = {"models": [{"name": home.parent.name, "codecs_why_not": {"raw": why}}]}
+    monkeypatch.setattr(plan.DaemonClient, "get", lambda *_: status)
+    found = ask(home, capsys, "--url", "http://127.0.0.1:9")
+    assert found["chosen"]["placement"] == "local"
+    raw = [each for each in found["runners_up"] if each["codec"] == "raw"]
+    assert raw
+    assert {(each["allowed"], each["why_not"]) for each in raw} == {(False, why)}
+
+
 def test_prices_show_what_each_plan_would_cost(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = ask(home, capsys, "--price-per-gb", "4", "--rtt-ms", "5000")
     for each in (found["chosen"], *found["runners_up"]):
