@@ -24,6 +24,7 @@ from split.codec.fidelity import divergence, farthest
 from split.codec.golden import bound_of
 from split.plan.plan import LOSSLESS_CODECS, Placement
 from split.plan.shadow import Agreement
+from split.profiles.boxes import Boxes
 from split.profiles.contract import Contract
 from split.tensor import Tensors
 
@@ -32,6 +33,9 @@ log = logging.getLogger(__name__)
 FAR_RATIO: Final = 10.0
 """Codecs with settings keep the bound in the mean (`spot_checks.py` watches that): one answer may be farther off. Of
 exponentially distributed distances one in 22,000 is ten times the mean."""
+FAR_SHARE: Final = 0.9
+"""Where the bound is on a share of detections, ten times as far may be all of them: an answer of which more are others
+differs."""
 
 
 class Shadowing:
@@ -77,8 +81,9 @@ class Shadowing:
             self._planner.distrust(name, peer, agreement.failed)
 
 
-def _differs(request: InferenceRequest, outcome: Outcome, expected: Tensors) -> str:
-    """Why the companion's outputs are not the device's, as a sentence; "" where they agree.
+def _differs(request: InferenceRequest, outcome: Outcome, expected: Tensors) -> str | None:
+    """Why the companion's outputs are not the device's, as a sentence; "" where they agree, None where the contract
+    looks at outputs that were not asked for.
 
     Bit-exact plans: as far as two honest sides may be apart, or as the contract allows; lossy plans: as it allows.
     """
@@ -87,11 +92,17 @@ def _differs(request: InferenceRequest, outcome: Outcome, expected: Tensors) -> 
     bound = fidelity.bound if outcome.decision.chosen.level is None else FAR_RATIO * fidelity.bound
     profile = model.profile
     same = bound_of(profile.self_difference if profile is not None else 0.0)
-    for name, wanted in expected.items():
-        found = outcome.outputs[name]
-        if plan.codec in LOSSLESS_CODECS and divergence("relative", found, wanted) <= same:
-            continue
-        far = farthest(fidelity.measure, {name: found}, {name: wanted}, request.items)
+    found = {name: outcome.outputs[name] for name in expected}
+    exact = plan.codec in LOSSLESS_CODECS
+    apart = [name for name in expected if not (exact and divergence("relative", found[name], expected[name]) <= same)]
+    if isinstance(fidelity.by, Boxes) and apart:
+        if not fidelity.by.outputs <= expected.keys():
+            return None
+        far = farthest(fidelity.by, found, expected, request.items)
+        allowed = max(min(bound, FAR_SHARE), fidelity.bound)
+        return "" if far <= allowed else f"{far:.3g} of {plan}'s detections are others, allowed is {allowed:g}"
+    for name in apart:
+        far = farthest(fidelity.measure, {name: found[name]}, {name: expected[name]}, request.items)
         if not far <= bound:
             return f"output {name!r} of {plan} is off by {far:.3g} ({fidelity.measure}), allowed is {bound:g}"
     return ""

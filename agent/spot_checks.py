@@ -21,6 +21,7 @@ from agent.served_model import ServedModel
 from split.codec.fidelity import farthest
 from split.plan.kept import Kept
 from split.plan.plan import LOSSLESS_CODECS
+from split.profiles.boxes import Boxes
 from split.tensor import Tensors
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,9 @@ class SpotChecks:
         One that is due and finds the device busy, or ends for another request, leaves its turn to the next."""
         codec = outcome.ran.codec
         if not self._every or codec is None or codec in LOSSLESS_CODECS or outcome.fallback:  # parts finished here
+            return
+        by = request.model.contract.data.fidelity.by
+        if isinstance(by, Boxes) and not by.outputs <= set(request.outputs):  # not all that detections are read off
             return
         if not self._is_current(request):
             return
@@ -96,5 +100,5 @@ class SpotChecks:
 
 def _distance(request: InferenceRequest, outcome: Outcome, expected: Tensors) -> float:
     """By the contract's measure, per item of a batch, of the outputs that were asked for."""
-    measure = request.model.contract.data.fidelity.measure
-    return farthest(measure, {name: outcome.outputs[name] for name in expected}, expected, request.items)
+    by = request.model.contract.data.fidelity.by
+    return farthest(by, {name: outcome.outputs[name] for name in expected}, expected, request.items)

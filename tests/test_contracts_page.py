@@ -47,7 +47,9 @@ def test_the_page_lists_each_field_with_its_default() -> None:
 def test_each_example_of_a_field_is_taken(tmp_path: Path) -> None:
     rows = re.findall(r"^\| `([^`]+)` \| .+ \| [^|]+ \| `([^|]+)` \|$", PAGE, re.MULTILINE)
     assert {field for field, _ in rows} == dict(fields()).keys()
+    boxes = {"heads": [{"box": "a", "score": "b"}], "format": "xyxy", "scores": "logits", "threshold": 0.5}
     required = {"inputs": {"name": "a"}, "outputs": {"name": "a"}, "encoded": {"resize": 4096, "crop": 8}}
+    required |= {"boxes": boxes, "heads": {"box": "a", "score": "b"}}
     path = tmp_path / "contract.yaml"
     for field, example in rows:
         value = yaml.safe_load(example)
@@ -56,11 +58,23 @@ def test_each_example_of_a_field_is_taken(tmp_path: Path) -> None:
             if isinstance(value, dict):
                 value = required.get(key, {}) | value
             value = {key: [value] if part.endswith("[]") else value}
+        if ".boxes." in field:
+            value["data"]["fidelity"]["measure"] = "boxes"
         path.write_text(yaml.safe_dump(value))
         load_contract(path)
 
 
 def test_the_example_is_a_contract(tmp_path: Path) -> None:
-    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    text, _ = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "contract.yaml").write_text(text)
     assert load_contract(tmp_path / "contract.yaml").behaviour.latency_p99_ms == 120
+
+
+def test_each_example_of_boxes_is_taken(tmp_path: Path) -> None:
+    _, text = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    examples = re.split(r"^# .*\n", text, flags=re.MULTILINE)[1:]
+    assert len(examples) == 4
+    for example in examples:
+        value = {"data": {"fidelity": {"measure": "boxes", "bound": 0.1} | yaml.safe_load(example)}}
+        (tmp_path / "contract.yaml").write_text(yaml.safe_dump(value))
+        assert load_contract(tmp_path / "contract.yaml").data.fidelity.boxes is not None

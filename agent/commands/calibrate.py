@@ -124,20 +124,20 @@ def _table(out: Path, calibration: Calibration, fidelity: Fidelity) -> Iterator[
 
 def _margin(curve: Curve, fidelity: Fidelity) -> float:
     """What a mean may be at most over what it was found to be, at the setting that is used."""
-    point, measure = curve.within(fidelity.measure, fidelity.bound) or curve.points[-1], fidelity.measure
-    found = point.fidelity.get(measure, 0.0)
-    return point.fidelity_high.get(measure, math.inf) / found if found > 0 else 1.0
+    point, name = curve.within(fidelity.name, fidelity.bound) or curve.points[-1], fidelity.name
+    found = point.fidelity.get(name, 0.0)
+    return point.fidelity_high.get(name, math.inf) / found if found > 0 else 1.0
 
 
 def _at(curve: Curve, fidelity: Fidelity, *, picture: bool) -> str:
-    point = curve.within(fidelity.measure, fidelity.bound)
+    point = curve.within(fidelity.name, fidelity.bound)
     found = point or curve.points[-1]
     level = f"step {found.level}"
     if picture:
         setting = LEVELS[found.level]
         level = f"q{setting.quality}" + (f" at {setting.quarters}/4" if setting.quarters < 4 else "")
     value, high = (
-        f"{measured[fidelity.measure]:.2g}" if fidelity.measure in measured else "unknown"
+        f"{measured[fidelity.name]:.2g}" if fidelity.name in measured else "unknown"
         for measured in (found.fidelity, found.fidelity_high)
     )
     mark = "" if point is not None else " (none)"

@@ -11,6 +11,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from split.profiles.boxes import Boxes
 from split.profiles.contract import PRIVACY_ORDER, Contract, InputContract, OutputContract, Privacy, strictest
 from split.profiles.image_spec import ImageSpec
 
@@ -195,6 +196,14 @@ def _same_share(wanted: Any, found: Any) -> bool:
     return bool(abs(wanted - found) <= 1e-9)
 
 
+def _same_boxes(wanted: Any, found: Any) -> bool:
+    """With what either leaves out at its default."""
+    try:
+        return bool(wanted == found or msgspec.convert(wanted, Boxes) == msgspec.convert(found, Boxes))
+    except msgspec.ValidationError:
+        return False
+
+
 _HOLDS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "resource.memory_bytes": _at_most,
     "resource.threads": _threads,
@@ -213,6 +222,7 @@ _HOLDS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "data.codecs": _within,
     "data.fidelity.measure": _equal,
     "data.fidelity.bound": _at_most,
+    "data.fidelity.boxes": _same_boxes,
 }
 """Path → whether a service whose contract says `found` keeps what `wanted` asks for."""
 
@@ -236,7 +246,7 @@ def _words(contract: Contract, stated: Stated) -> Iterator[Field]:
             _dig(found, "behaviour", "fallback", "strategy"),
         ):
             holds = _anything  # nothing is compared
-        if path == "data.fidelity.measure" and 0 in (
+        if path in ("data.fidelity.measure", "data.fidelity.boxes") and 0 in (
             contract.data.fidelity.bound,
             _dig(found, "data", "fidelity", "bound"),
         ):

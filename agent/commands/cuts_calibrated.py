@@ -33,21 +33,24 @@ def calibrated(found: Mapping[str, Any], path: Path) -> Calibrated | None:
     contract = contract_beside(path)
     if calibration is None or contract is None:
         return None
-    measure, bound = contract.data.fidelity.measure, contract.data.fidelity.bound
+    fidelity = contract.data.fidelity
+    name, bound = fidelity.name, fidelity.bound
     shares = {cut["id"]: cut["compute_share"] for cut in found["cuts"]}
     cuts = tuple(
         Coded(nodes=_nodes(calibration.tables[cut].node_bitmap), share=shares.get(cut), size=point.mean_bytes)
         for cut, curve in calibration.curves.items()
-        if (point := curve.within(measure, bound)) is not None
+        if (point := curve.within(name, bound)) is not None
     )
     if not cuts:
         return None
     levels = tuple(
         Level(name=PICTURES.get(codec, codec), size=round(point.mean_bytes))
         for codec, curve in calibration.pictures.items()
-        if (point := curve.within(measure, bound)) is not None
+        if (point := curve.within(name, bound)) is not None
     )
-    note = f"klt, JPEG and WebP: mean bytes at a mean {measure} of {bound:g} at most (95 % sure), as calibrated"
+    note = (
+        f"klt, JPEG and WebP: mean bytes at a mean {fidelity.measure} of {bound:g} at most (95 % sure), as calibrated"
+    )
     return Calibrated(cuts=cuts, levels=levels, note=note)
 
 

@@ -162,7 +162,7 @@ def _table(card: ModelCard, profile: ModelProfile, asked: Fidelity) -> Iterator[
     yield ""
     payloads = [(name, [_inside(codec, asked) for codec in codecs]) for name, codecs in _payloads(profile)]
     measures = sorted({name for _, codecs in payloads for codec in codecs for name in codec.fidelity})
-    heads = "".join(f"  {name:>9}" for name in measures)
+    heads = "".join(f"  {name.partition('-')[0]:>9}" for name in measures)  # boxes-… goes by its parameters, too
     yield f"{'cut':12}  {'head ms':>8}  {'tail ms':>8}  codec  {'KB':>8}  {'enc ms':>7}  {'dec ms':>7}{heads}"
     times = {
         str(cut.cut): f"{_ms(cut.head_ms, cut.estimated)}  {_ms(cut.tail_ms, cut.estimated)}" for cut in profile.cuts
@@ -207,7 +207,7 @@ def _inside(codec: CodecCosts, asked: Fidelity) -> CodecCosts:
     """Of a codec with settings the one that would be used."""
     if not codec.curve:
         return codec
-    within = [point for point in codec.curve if point.within(asked.measure, asked.bound)]
+    within = [point for point in codec.curve if point.within(asked.name, asked.bound)]
     point = within[0] if within else codec.curve[-1]
     return msgspec.structs.replace(codec, bytes=round(point.mean_bytes), fidelity=point.fidelity)
 

@@ -4,7 +4,8 @@ Every measure judges one output tensor and reports its worst row (what the last 
 token cannot hide behind good ones; `top1` is a share by nature, and `rms` is of the whole tensor. Of a batch that is
 not enough: its worst row is the farther off the more there are, and a bound would mean another thing for each size. So
 a bound holds for the mean over *items* (`farthest`): for curves, which are measured one by one, as for live batches.
-Not a correctness check of lossless plans: that is `split.tensor.relative_difference`.
+Of a detector's outputs that says little: what counts there are its detections, whose measure (`split/codec/boxes.py`)
+judges the outputs together. Not a correctness check of lossless plans: that is `split.tensor.relative_difference`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from typing import Final
 
 import numpy as np
 
+from split.codec.boxes import boxes_distance
 from split.errors import CodecError
+from split.profiles.boxes import Boxes
+from split.profiles.contract import Fidelity
 from split.tensor import Array, Tensors, relative_difference
 
 _FLOOR: Final = 1e-12
@@ -41,19 +45,38 @@ def divergence(measure: str, found: Array, expected: Array) -> float:
     return math.inf if math.isnan(value) else value  # where sums overflow, nothing is known
 
 
-def farthest(measure: str, found: Tensors, expected: Tensors, items: int = 1) -> float:
+def farthest(measure: str | Boxes, found: Tensors, expected: Tensors, items: int = 1) -> float:
     """How far an answer to `items` items, which its tensors' first axis counts, is from that of the unsplit model: of
-    each item the output that is farthest off, of those the mean. Tensors that are no batch of so many count whole.
+    each item the output that is farthest off, or its detections, of those the mean. Tensors that are no batch of so
+    many count whole.
 
-    As `divergence`, of which it is the largest over outputs where there is one item.
+    As `divergence`, of which it is the largest over outputs where there is one item, or `boxes_distance`.
     """
-    if items < 2 or any(array.shape[:1] != (items,) for array in (*found.values(), *expected.values())):
-        return max((divergence(measure, found[name], wanted) for name, wanted in expected.items()), default=0.0)
+    names = measure.outputs & expected.keys() if isinstance(measure, Boxes) else expected.keys()
+    if items < 2 or any(answer[name].shape[:1] != (items,) for answer in (found, expected) for name in names):
+        return _farthest(measure, found, expected)
     one_by_one = (
-        max(divergence(measure, found[name][at : at + 1], wanted[at : at + 1]) for name, wanted in expected.items())
+        _farthest(
+            measure,
+            {name: found[name][at : at + 1] for name in names},
+            {name: expected[name][at : at + 1] for name in names},
+        )
         for at in range(items)
     )
     return math.fsum(one_by_one) / items
+
+
+def _farthest(measure: str | Boxes, found: Tensors, expected: Tensors) -> float:
+    if isinstance(measure, Boxes):
+        return boxes_distance(measure, found, expected)
+    return max((divergence(measure, found[name], wanted) for name, wanted in expected.items()), default=0.0)
+
+
+def measures_under(fidelity: Fidelity | None) -> dict[str, str | Boxes]:
+    """All that is measured of a model under a contract (None: without one), by the name it is kept under: each of
+    `MEASURES`, and its detections where the contract says where they are."""
+    by_name: dict[str, str | Boxes] = {name: name for name in MEASURES}
+    return by_name if fidelity is None else by_name | {fidelity.name: fidelity.by}
 
 
 def _rows(array: Array) -> Array:
@@ -112,4 +135,4 @@ MEASURES: Final[Mapping[str, Callable[[Array, Array], float]]] = {
     "cosine": _cosine,
     "top1": _top1,
 }
-"""Name in the contract → measure. `relative` is max|a − b| / max|b| over the tensor."""
+"""Name in the contract → measure of one tensor. `relative` is max|a − b| / max|b| over the tensor."""

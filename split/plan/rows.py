@@ -111,15 +111,16 @@ class Rows:
     def __init__(self, rows: Sequence[Row], contract: Contract, runs_on: Sequence[str] | None) -> None:
         self.rows = tuple(rows)
         self.measure, self.bound = contract.data.fidelity.measure, contract.data.fidelity.bound
+        self._name = contract.data.fidelity.name
         self._contract = contract
-        self._settings = [row.settings(self.measure) for row in self.rows]
+        self._settings = [row.settings(self._name) for row in self.rows]
         self._lossy = [row.plan.codec is not None and row.plan.codec not in LOSSLESS_CODECS for row in self.rows]
         self._forbidden = _all_forbidden(self.rows, contract, runs_on)
         self._may = tuple(np.array([not why for why in level]) for level in self._forbidden)
         points = (
             point for lossy, (_, of_row) in zip(self._lossy, self._settings, strict=True) if lossy for point in of_row
         )
-        self._ranges = sorted({_high(point, self.measure) for point in points} - {math.inf})
+        self._ranges = sorted({_high(point, self._name) for point in points} - {math.inf})
         """Where one begins, with its first bound in it."""
         self._kept: dict[int, Within] = {}
 
@@ -137,7 +138,7 @@ class Rows:
         points = tuple(points[bisect_right(bounds, bound)] for bounds, points in self._settings)
         up, p95 = np.array([(point.mean_bytes, point.p95_bytes) for point in points], dtype=np.float64).T
         fits = np.array(
-            [not lossy or point.within(self.measure, bound) for lossy, point in zip(self._lossy, points, strict=True)]
+            [not lossy or point.within(self._name, bound) for lossy, point in zip(self._lossy, points, strict=True)]
         )
         one, two, three = self._may
         found = self._kept[key] = Within(
@@ -155,7 +156,7 @@ class Rows:
         point = within.points[row]
         if not self._lossy[row]:
             return None, None
-        return point.fidelity.get(self.measure), point.fidelity_high.get(self.measure)
+        return point.fidelity.get(self._name), point.fidelity_high.get(self._name)
 
     def why_not(self, within: Within, level: int, row: int, bound: float | None = None) -> str:
         """The constraint that forbids this row, at a privacy level in the order of `PRIVACY_ORDER` and within `bound`
@@ -213,12 +214,13 @@ def _forbidden(row: Row, level: int, private: set[str], contract: Contract, runs
 
 def _too_far(row: Row, point: Point, contract: Contract, bound: float) -> str:
     """Why a lossy plan does not keep to the bound; "" when it does."""
-    codec, measure = row.plan.codec, contract.data.fidelity.measure
+    codec, measure, name = row.plan.codec, contract.data.fidelity.measure, contract.data.fidelity.name
     assert codec is not None, "a lossy plan"
-    found = point.fidelity_high.get(measure)
+    found = point.fidelity_high.get(name)
     if found is None:
         command = "isthmus calibrate" if codec in WITH_LEVELS else "isthmus profile"
-        return f"fidelity not measured ({measure} of codec {codec}); run {command}"
+        such = "" if contract.data.fidelity.boxes is None else " with inputs that show it something"
+        return f"fidelity not measured ({measure} of codec {codec}); run {command}{such}"
     if found <= bound:
         return ""
     whose = "the contract's" if bound == contract.data.fidelity.bound else "the request's"
@@ -226,5 +228,5 @@ def _too_far(row: Row, point: Point, contract: Contract, bound: float) -> str:
         return f"fidelity {measure} {found:.4g} is over {whose} bound {bound:g}"
     return (
         f"no setting of {codec} was measured inside {whose} {measure} of {bound:g}: the closest measured is "
-        f"{point.fidelity.get(measure, found):.4g} in the mean, {found:.4g} at most, with {point.mean_bytes:.0f} bytes"
+        f"{point.fidelity.get(name, found):.4g} in the mean, {found:.4g} at most, with {point.mean_bytes:.0f} bytes"
     )

@@ -37,6 +37,7 @@ _ABOVE_0: Final[Schema] = {"exclusiveMinimum": 0}
 _ONE: Final[Schema] = {"minItems": 1, "maxItems": 1}
 _THREE: Final[Schema] = {"minItems": 3, "maxItems": 3}
 _SIDE: Final[Schema] = {"minimum": 1, "maximum": SIDE_MAX}
+_NAMED: Final[Schema] = {"minLength": 1, "prefixItems": [{"minLength": 1}]}
 _RANK_4: Final[Schema] = {"minItems": 4, "maxItems": 4}
 
 _RULES: Final[dict[str, Schema]] = {
@@ -51,6 +52,13 @@ _RULES: Final[dict[str, Schema]] = {
         "then": _where_given(dtype={"enum": ["FP32", None]}, shape=_RANK_4),
     },
     "Data": _where_given(codecs={"minItems": 1, "uniqueItems": True}),
+    "Fidelity": {
+        "if": _given("measure", {"const": "boxes"}),
+        "then": _given("boxes", {"type": "object"}),
+        "else": _where_given(boxes={"type": "null"}),
+    },
+    "Head": _where_given(box=_NAMED, score=_NAMED, objectness=_NAMED, label=_NAMED),
+    "Boxes": _where_given(heads={"minItems": 1}),
     "ImageSpec": {
         **_where_given(resize=_SIDE, crop=_SIDE, std={"items": _ABOVE_0}),
         "anyOf": [

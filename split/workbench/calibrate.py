@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from split.codec.boxes import count_detections
 from split.codec.calibration import (
     LAYOUTS,
     Calibration,
@@ -28,7 +29,7 @@ from split.codec.calibration import (
 )
 from split.codec.payload import decode, encode
 from split.codec.picture import LEVELS, PICTURE_CODECS
-from split.errors import CodecError, EngineFailed, InvalidCalibration, InvalidModel
+from split.errors import CodecError, EngineFailed, InvalidCalibration, InvalidModel, InvalidRequest
 from split.graph.card import FolderBefore
 from split.graph.cost import node_flops
 from split.graph.cuts import (
@@ -129,6 +130,7 @@ def calibrate(
         on_progress("looking at every boundary", 0.06)
         chosen = bench.choose(feeds)
         held_out = bench.held_out(_held_out(model, chosen, len(sources)))
+        _require_detections(bench.fidelity, held_out)
         tables: dict[CutId, CutTables] = {}
         curves: dict[CutId, Curve] = {}
         spending = _Spending(
@@ -168,6 +170,17 @@ def calibrate(
     calibration = _write(calibration, out)
     on_progress("done", 1.0)
     return calibration
+
+
+def _require_detections(fidelity: Fidelity, held_out: Sequence[HeldOut]) -> None:
+    """InvalidRequest where detections are to be compared and the model finds none."""
+    boxes = fidelity.boxes
+    if boxes is not None and not any(count_detections(boxes, request.expected) for request in held_out):
+        raise InvalidRequest(
+            f"the model finds nothing with a score of {boxes.threshold:g} or more in {len(held_out)} of these inputs: "
+            "what codecs do to its detections cannot be told; give it inputs that show it something, or correct "
+            "data.fidelity.boxes in the contract"
+        )
 
 
 def _check(model: Model, cut: CutId, tables: CutTables, measured: Curve) -> None:
@@ -392,6 +405,7 @@ class _Bench:
                 [request.expected for request in held_out],
                 sources=[request.source for request in held_out],
                 items=[request.items for request in held_out],
+                contract=self.fidelity,
             )
 
         found: dict[str, Curve] = {}
@@ -405,7 +419,7 @@ class _Bench:
                         start=ladder[-1],
                         coarsest=ladder[0],
                         finest=ladder[-1],
-                        measure=self.fidelity.measure,
+                        measure=self.fidelity.name,
                         bound=self.fidelity.bound,
                         has_time=spending.part_of(left),
                     )

@@ -9,13 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from split.codec.boxes import count_detections
 from split.codec.calibration import Calibration, Curve
-from split.codec.fidelity import MEASURES, divergence
+from split.codec.fidelity import farthest, measures_under
 from split.codec.image import prepare_image
 from split.codec.klt import BoundaryTables, decode_klt, encode_klt
 from split.codec.payload import decode, encode
 from split.codec.plain import Buffer
 from split.ids import KLT, CutId
+from split.profiles.boxes import Boxes
+from split.profiles.contract import Fidelity
 from split.profiles.image_spec import ImageSpec
 from split.profiles.measured import CodecCosts
 from split.runtime.profiler import measure_interleaved
@@ -76,9 +79,10 @@ def codec_costs(
     finish: Callable[[Tensors], Tensors],
     golden: Sequence[Golden],
     calibrated: Mapping[str, Coding] | None = None,
+    contract: Fidelity | None = None,
 ) -> tuple[CodecCosts, ...]:
     """Every codec on what travels (one payload for each golden request); a lossy one that saves no byte is left out.
-    Of those that are `calibrated` the times, and no fidelity."""
+    Of those that are `calibrated` the times, and no fidelity. `contract`: as for `measures_under`."""
     wires = {codec: [b"".join(encode(tensors, codec)) for tensors in payloads] for codec in ("raw", *LOSSY)}
     sizes = {codec: int(statistics.median(map(len, wire))) for codec, wire in wires.items()}
     kept = [codec for codec in wires if codec == "raw" or sizes[codec] < sizes["raw"]]
@@ -99,23 +103,30 @@ def codec_costs(
             bytes=sizes[codec],
             encode_ms=ms[f"encode {codec}"],
             decode_ms=ms[f"decode {codec}"],
-            fidelity=_fidelity(wires[codec], finish, golden) if codec in LOSSY else {},
+            fidelity=_fidelity(wires[codec], finish, golden, contract) if codec in LOSSY else {},
         )
         for codec in kept
     )
 
 
 def _fidelity(
-    wires: Sequence[bytes], finish: Callable[[Tensors], Tensors], golden: Sequence[Golden]
+    wires: Sequence[bytes],
+    finish: Callable[[Tensors], Tensors],
+    golden: Sequence[Golden],
+    contract: Fidelity | None,
 ) -> dict[str, float]:
-    """Each measure's worst value over golden requests and outputs; one that is not finite is left out: not allowed."""
-    worst = dict.fromkeys(MEASURES, 0.0)
+    """Each measure's worst value over golden requests and outputs; one that is not finite is left out: not allowed. So
+    is that of detections where the unsplit model finds none."""
+    measures = {
+        name: measure
+        for name, measure in measures_under(contract).items()
+        if not isinstance(measure, Boxes) or any(count_detections(measure, request.outputs) for request in golden)
+    }
+    worst = dict.fromkeys(measures, 0.0)
     for wire, request in zip(wires, golden, strict=True):
-        outputs = finish(decode(wire, max_bytes=_PAYLOAD_BYTES_MAX))
-        for name, found in outputs.items():
-            for measure_name in worst:
-                value = divergence(measure_name, found, request.outputs[name])
-                worst[measure_name] = max(worst[measure_name], value)
+        outputs = request.outputs | finish(decode(wire, max_bytes=_PAYLOAD_BYTES_MAX))
+        for name, measure in measures.items():
+            worst[name] = max(worst[name], farthest(measure, outputs, request.outputs))
     return {name: value for name, value in worst.items() if math.isfinite(value)}
 
 

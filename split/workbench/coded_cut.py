@@ -172,12 +172,13 @@ class CodedCut:
                 [request.expected for request in held_out],
                 sources=[request.source for request in held_out],
                 items=[request.items for request in held_out],
+                contract=fidelity,
             )
 
         components = sum(one.klt.components for one in coders[0].tensors if one.klt is not None)
         # Noise of variance Δ²/12 in each component costs Δ²/24 of it (`sensitivity.py`), in units of half a squared
         # difference: as the other measures have it near 0.
-        squared = fidelity.bound**2 / 2 if fidelity.measure in ("relative", "rms") else fidelity.bound
+        squared = fidelity.bound**2 / 2 if fidelity.measure in ("relative", "rms", "boxes") else fidelity.bound
         step = max(math.sqrt(24 * squared / max(components, 1)), step_of(0))
         start = round(GRID_ONE + GRID_PER_OCTAVE * math.log2(step))
         points = trace(
@@ -185,7 +186,7 @@ class CodedCut:
             start=min(max(start, 0), LEVEL_MAX),
             coarsest=LEVEL_MAX,
             finest=0,
-            measure=fidelity.measure,
+            measure=fidelity.name,
             bound=fidelity.bound,
             has_time=has_time,
             bytes_max=FRAMING_BYTES + _nbytes(next(crossing())[0]) / 4,  # int8, which is closer

@@ -10,8 +10,11 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from split.codec.boxes import count_detections
 from split.codec.calibration import Curve
-from split.codec.fidelity import MEASURES, farthest
+from split.codec.fidelity import farthest, measures_under
+from split.profiles.boxes import Boxes
+from split.profiles.contract import Fidelity
 from split.profiles.measured import Point
 from split.tensor import Tensors
 from split.workbench.upper_mean import upper_mean, upper_share
@@ -36,26 +39,29 @@ def point(
     *,
     sources: Sequence[int],
     items: Sequence[int] = (),
+    contract: Fidelity | None = None,
 ) -> Point:
     """What one level did to these requests, each of one of `sources`: `sizes` of their payloads in bytes, the model's
     `outputs` from them and those `expected` of the unsplit run, `items` in each (none given: one). Each measure is the
-    worst output's, then the mean over items, over a source's requests, and over sources, with what that is at most."""
+    worst output's, then the mean over items, over a source's requests, and over sources, with what that is at most.
+    `contract`: names a measure beside the usual ones, maybe."""
     fidelity, high = {}, {}
-    for measure in MEASURES:
+    for name, measure in measures_under(contract).items():
         worst = [
             farthest(measure, found, wanted, count)
             for found, wanted, count in zip(outputs, expected, items or [1] * len(outputs), strict=True)
         ]
         if not all(map(math.isfinite, worst)):
             continue
-        of_source: dict[int, list[float]] = {}
-        for source, value in zip(sources, worst, strict=True):
-            of_source.setdefault(source, []).append(value)
-        means = [math.fsum(values) / len(values) for values in of_source.values()]
-        fidelity[measure] = math.fsum(means) / len(means)
-        limit = _limit(measure, means)
+        means = _by_source(sources, worst)
+        fidelity[name] = math.fsum(means) / len(means)
+        if isinstance(measure, Boxes):
+            seen = _by_source(sources, [count_detections(measure, wanted) for wanted in expected])
+            limit = _limit_of_detections(means, seen)
+        else:
+            limit = _limit(measure, means)
         if math.isfinite(limit):
-            high[measure] = limit
+            high[name] = limit
     return Point(
         level=level,
         mean_bytes=float(np.mean(sizes)),
@@ -70,6 +76,21 @@ def _limit(measure: str, means: Sequence[float]) -> float:
     if measure == "top1" and all(mean in (0.0, 1.0) for mean in means):
         return upper_share(round(math.fsum(means)), len(means))
     return upper_mean(means)
+
+
+def _limit_of_detections(means: Sequence[float], seen: Sequence[float]) -> float:
+    """The same of measure boxes, with how many detections each source has: no less than what is left open where none
+    of so many was another; inf, which allows nothing, where there was none."""
+    count = math.floor(math.fsum(seen))
+    return min(max(upper_mean(means), upper_share(0, count)), 1.0) if count and len(means) > 1 else math.inf
+
+
+def _by_source(sources: Sequence[int], values: Sequence[float]) -> list[float]:
+    """The mean of each source's."""
+    of_source: dict[int, list[float]] = {}
+    for source, value in zip(sources, values, strict=True):
+        of_source.setdefault(source, []).append(value)
+    return [math.fsum(found) / len(found) for found in of_source.values()]
 
 
 def trace(
@@ -110,7 +131,11 @@ def trace(
         if at(coarser).mean_bytes > (1 - WORTH) * at(place).mean_bytes:  # nothing is left to be saved
             break
         place = coarser
+    perfect = 0  # shares may be 0 by luck, not twice running; what so few inputs leave open is no less at a finer level
     while place < span and has_time() and off(place) > FINER * bound and at(place).mean_bytes < bytes_max:
+        perfect = perfect + 1 if at(place).fidelity.get(measure) == 0.0 else 0
+        if perfect == 2:
+            break
         place = min(place + STRIDE, span)
     for gap in (2, 1):
         for low, high in pairwise(sorted(found)):
@@ -126,7 +151,7 @@ def trace(
 def _humble(coarse_to_fine: Sequence[Point]) -> list[Point]:
     """The same, each with what its mean is at most raised to that of every finer one."""
     kept: list[Point] = []
-    high = dict.fromkeys(MEASURES, 0.0)
+    high = dict.fromkeys((name for one in coarse_to_fine for name in one.fidelity_high), 0.0)
     for one in reversed(coarse_to_fine):
         high = {name: max(value, one.fidelity_high.get(name, math.inf)) for name, value in high.items()}
         finite = {name: value for name, value in high.items() if math.isfinite(value)}

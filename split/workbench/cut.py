@@ -301,7 +301,7 @@ def _inside(calibration: Calibration | None, contract: Contract | None) -> dict[
     if calibration is None or contract is None:
         return {}
     fidelity = contract.data.fidelity
-    found = {cut: curve.within(fidelity.measure, fidelity.bound) for cut, curve in calibration.curves.items()}
+    found = {cut: curve.within(fidelity.name, fidelity.bound) for cut, curve in calibration.curves.items()}
     return {cut: point for cut, point in found.items() if point is not None}
 
 

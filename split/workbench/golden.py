@@ -92,8 +92,8 @@ def inputs_beside(model_path: Path) -> Tensors | None:
 def profile_basis(model_path: Path, contract: Contract | None, calibrated: Sequence[CutId] = ()) -> str:
     """16 hex digits over what a profile depends on besides model, runtime and device: the golden requests that lie
     beside the model, the pictures that the contract takes, the threads that it wants and what it asks of cuts, by which
-    rules halves are cut, the measures of fidelity, how runs are sampled; which cuts there are for a calibration's sake
-    (`ModelCard.calibrated`). Reads the files.
+    rules halves are cut, the measures of fidelity (which detections count), how runs are sampled; which cuts there are
+    for a calibration's sake (`ModelCard.calibrated`). Reads the files.
 
     None stands for a contract without pictures and with threads by measurement. Requests that were given
     (`--inputs`) change nothing in it: whoever measured on them meant it, until the surroundings change.
@@ -106,6 +106,8 @@ def profile_basis(model_path: Path, contract: Contract | None, calibrated: Seque
     digest.update(repr((asked.resource.memory_bytes, asked.data.depth_min_ratio, asked.data.privacy, private)).encode())
     for name, spec in sorted((contract.encoded() if contract is not None else {}).items()):
         digest.update(repr((name, msgspec.to_builtins(spec))).encode())
+    if asked.data.fidelity.boxes is not None:
+        digest.update(asked.data.fidelity.name.encode())
     if calibrated:
         digest.update(repr(tuple(calibrated)).encode())
     for path in _files_beside(model_path)[:REQUESTS_MAX]:

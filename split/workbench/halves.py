@@ -18,6 +18,7 @@ from split.errors import CodecError, EngineFailed, InvalidModel, InvalidRequest
 from split.graph.card import CutCard
 from split.ids import CutId
 from split.plan.costs import CutTimes, MeasuredCut
+from split.profiles.contract import Fidelity
 from split.profiles.measured import CodecCosts, CutCosts
 from split.runtime.engine import Segment
 from split.runtime.profiler import measure_interleaved
@@ -134,8 +135,10 @@ def run_cut(
     open_best: Opener,
     opened: contextlib.ExitStack,
     calibrated: Mapping[str, Coding] | None = None,
+    contract: Fidelity | None = None,
 ) -> _Halves:
-    """The cut's halves, run on every request and compared; `opened` closes them. `calibrated`: as for `codec_costs`."""
+    """The cut's halves, run on every request and compared; `opened` closes them. `calibrated`, `contract`: as for
+    `codec_costs`."""
     head, tail, _ = open_halves(cut, folder, golden[0].inputs, open_best)
     opened.callback(head.close)
     opened.callback(tail.close)
@@ -154,6 +157,7 @@ def run_cut(
         lambda tensors: tail.run({name: tensors[name] for name in tail.inputs}),
         golden,
         calibrated,
+        contract,
     )
     made = head.run({name: compared[name] for name in cut.head_inputs})
     run = made | tail.run({name: (made if name in made else compared)[name] for name in tail.inputs})

@@ -82,6 +82,7 @@ def profile_model(
     before = FolderBefore(Path(card.path))
     basis = profile_basis(Path(card.path), contract, card.calibrated)
     calibration = _calibration(card)
+    fidelity = contract.data.fidelity if contract is not None else None
     on_progress("opening the model", 0.0)
     whole: Segment = engine.open(Path(card.path), threads=tunings[0].threads)
     golden = golden_requests(card, whole, inputs=inputs, contract=contract)
@@ -101,7 +102,7 @@ def profile_model(
         order,
         Spending(whole_ms=costs.ms, requests=len(golden), budget_s=budget_s),
         run=lambda cut, opened: run_cut(
-            cut, folder, golden, costs.other, compared, open_best, opened, of_cut(calibration, cut.id)
+            cut, folder, golden, costs.other, compared, open_best, opened, of_cut(calibration, cut.id), fidelity
         ),
         time_halves=lambda halves: time_cut(halves, whole, golden, costs.other, timing_s),
         on_progress=on_progress,

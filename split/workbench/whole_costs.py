@@ -76,6 +76,7 @@ def measure_whole(
         lambda tensors: whole.run(tensors),
         golden,
         of_pictures(calibration, contract.encoded() if contract is not None else {}),
+        contract.data.fidelity if contract is not None else None,
     )
     ms = measure(whole, first.inputs, budget_s=BUDGET_S)
     sizes = sizes_of(open_dims(card.inputs), first.inputs)

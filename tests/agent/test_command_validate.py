@@ -323,6 +323,24 @@ def test_what_a_service_leaves_out_of_its_contract_is_at_its_default(
     assert failing(rows) == {"data.codecs"}
 
 
+def test_a_service_that_reads_detections_otherwise_fails_that_field(
+    tmp_path: Path, validate: Validate, foreign: Foreign
+) -> None:
+    boxes = {"heads": [{"box": "y", "score": "y"}], "format": "xyxy", "scores": "logits", "threshold": 0.5}
+
+    def failing_of(theirs: dict[str, Any] | None, ours: str = "") -> set[str]:
+        said = {"measure": "boxes", "bound": 0.1, "boxes": theirs}
+        foreign.says("OPTIONS", "/v2/models/tiny", METADATA | {"contract": {"data": {"fidelity": said}}})
+        text = "{heads: [{box: y, score: y}], format: xyxy, scores: logits, threshold: 0.5" + ours + "}"
+        text = "model: tiny\ndata: {fidelity: {measure: boxes, bound: 0.1, boxes: " + text + "}}\n"
+        return failing(validate(written(tmp_path, text), "--service", foreign.url)[1])
+
+    assert failing_of(boxes) == failing_of(boxes, ", overlap: 0.5, axis: -1") == set()
+    assert failing_of(boxes | {"threshold": 0.4}) == {"data.fidelity.boxes"}
+    assert failing_of(boxes, ", match: overlap") == {"data.fidelity.boxes"}
+    assert failing_of(None) == failing_of({"heads": 3}) == {"data.fidelity.boxes"}
+
+
 @pytest.mark.parametrize("body", [b"hello", b"[]", b'{"inputs": 3}', b'{"name": "tiny", "inputs": [{"name": 1}]}'])
 def test_what_speaks_no_such_protocol_fails_as_a_service(
     tmp_path: Path, validate: Validate, foreign: Foreign, body: bytes

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from scripts import models
-from split.codec.fidelity import MEASURES
 from split.oip.options import CODECS
 from split.profiles.contract import check_contract, load_contract
 from split.runtime.segment import OrtEngine
@@ -46,7 +45,6 @@ def test_a_contract_that_allows_a_loss_bounds_it(name: str) -> None:
     data = load_contract(PATHS[name]).data
     lossy = set(data.codecs) & {"fp16", "int8"}
     assert set(data.codecs) <= set(CODECS)
-    assert data.fidelity.measure in MEASURES
     assert bool(lossy) is (data.fidelity.bound > 0)
 
 

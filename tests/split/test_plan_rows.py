@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,6 +22,7 @@ from split.plan.plan import Placement, Plan, PlanEstimate, RequestFacts
 from split.plan.rate import Rate
 from split.plan.rows import BOUNDS_KEPT_MAX
 from split.plan.table import BOUND_TABLES_MAX, Column, PlanTable
+from split.profiles.boxes import Boxes
 from split.profiles.contract import Contract, Data, Fidelity, InputContract
 from split.profiles.image_spec import ImageSpec
 from split.profiles.measured import CodecCosts, ModelProfile, Point
@@ -60,11 +62,11 @@ def profile_with(curve: Sequence[Point], pictures: Mapping[str, Sequence[Point]]
     return msgspec.structs.replace(profile, cuts=cuts, input_codecs=(*profile.input_codecs, *more))
 
 
-def table_of(bound: float, *, measure: str = "kl", curve: Sequence[Point] = CURVE) -> PlanTable:
+def table_of(bound: float, *, measure: str = "kl", curve: Sequence[Point] = CURVE, **more: Any) -> PlanTable:
     data = Data(
         inputs=(InputContract(name="x", encoded=ImageSpec(resize=8, crop=8)),),
         codecs=("raw", "fp16", "int8", "klt", "encoded", "jpeg", "webp"),
-        fidelity=msgspec.convert({"measure": measure, "bound": bound}, Fidelity),
+        fidelity=msgspec.convert({"measure": measure, "bound": bound} | more, Fidelity),
     )
     contract = Contract(data=data)
     return PlanTable.build(plan_world.CARD, profile_with(curve), contract)
@@ -101,6 +103,17 @@ def test_a_measure_that_the_curve_does_not_have_allows_nothing() -> None:
     found = klt_of(table_of(1.0, measure="cosine"))
     assert (found.allowed, found.fidelity) == (False, None)
     assert "not measured (cosine of codec klt); run isthmus calibrate" in found.why_not
+
+
+def test_boxes_measured_by_other_parameters_allow_nothing() -> None:
+    boxes = {"heads": [{"box": "b", "score": "s"}], "format": "xyxy", "scores": "logits", "threshold": 0.5}
+    name = msgspec.convert(boxes, Boxes).name
+    curve = [msgspec.structs.replace(one, fidelity=one.fidelity, fidelity_high={name: 0.04}) for one in CURVE]
+    allowed = klt_of(table_of(0.05, measure="boxes", curve=curve, boxes=boxes))
+    assert (allowed.allowed, allowed.level) == (True, 140)
+    refused = klt_of(table_of(0.05, measure="boxes", curve=curve, boxes=boxes | {"threshold": 0.4}))
+    assert not refused.allowed
+    assert "not measured (boxes of codec klt); run isthmus calibrate with inputs that show" in refused.why_not
 
 
 def test_a_distance_that_is_no_number_keeps_no_bound() -> None:

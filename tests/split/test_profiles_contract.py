@@ -117,7 +117,7 @@ def test_shadow_is_a_way_to_fall_back_and_wants_nine_answers_of_ten_to_agree(tmp
             "kind, resize, crop, mean, std, layout",
         ),
         ("data:\n outputs:\n  - name: a\n    ", "data.outputs[0].", "name, labels"),
-        ("data:\n fidelity:\n  ", "data.fidelity.", "measure, bound"),
+        ("data:\n fidelity:\n  ", "data.fidelity.", "measure, bound, boxes"),
     ],
 )
 def test_an_unknown_key_is_refused_at_every_level_with_its_line_and_what_is_known_there(
@@ -176,7 +176,7 @@ def test_the_default_contract_is_the_models_own_signature() -> None:
         (
             "data: {fidelity: {measure: psnr}}\n",
             1,
-            "data.fidelity.measure: expected one of cosine, kl, relative, rms, top1",
+            "data.fidelity.measure: expected one of boxes, cosine, kl, relative, rms, top1",
         ),
         ("data: {fidelity: {bound: -0.1}}\n", 1, "data.fidelity.bound: expected float >= 0.0, got -0.1"),
         ("data: {inputs: [{dtype: FP32}]}\n", 1, "data.inputs[0]: the key name is required"),

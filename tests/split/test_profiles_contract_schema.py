@@ -68,6 +68,25 @@ data: {outputs: [{name: y, labels: labels.txt}, {name: z, labels: null}]}
 data: {privacy: no-raw-input, depth_min_ratio: 1, codecs: [raw, fp16, int8, klt, encoded]}
 ---
 data: {fidelity: {measure: top1, bound: 0.01}}
+---
+data: {fidelity: {measure: top1, boxes: null}}
+---
+data:
+  fidelity:
+    measure: boxes
+    boxes: {heads: [{box: y, score: z}], format: xyxy, scores: logits, threshold: 1}
+---
+data:
+  fidelity:
+    measure: boxes
+    boxes:
+      heads: [{box: [y, 0, 3], score: [y, 5, 84], objectness: [y, 4, 4], label: null}, {box: a, score: b, label: c}]
+      format: cxcywh_log
+      scores: probabilities
+      threshold: 0.3
+      overlap: 0.75
+      match: overlap
+      axis: -2
 """
 BAD = """
 ---
@@ -149,6 +168,50 @@ data: {fidelity: {bound: -0.1}}
 ---
 data: {fidelity: {limit: 1}}
 ---
+data: {fidelity: {measure: boxes}}
+---
+data: {fidelity: {measure: boxes, boxes: null}}
+---
+data: {fidelity: {boxes: {heads: [{box: y, score: z}], format: xyxy, scores: logits, threshold: 1}}}
+---
+data: {fidelity: {measure: rms, boxes: {heads: [{box: y, score: z}], format: xyxy, scores: logits, threshold: 1}}}
+---
+data: {fidelity: {measure: boxes, boxes: 
+  {heads: [], format: xyxy, scores: logits, threshold: 1}}}
+---
+data: {fidelity: {measure: boxes, boxes: 
+  {heads: [{box: y}], format: xyxy, scores: logits, threshold: 1}}}
+---
+data: {fidelity: {measure: boxes, boxes: 
+  {heads: [{box: "", score: z}], format: xyxy, scores: logits, threshold: 1}}}
+---
+data: {fidelity: {measure: boxes, boxes: 
+  {heads: [{box: y, score: ["", 0, 1]}], format: xyxy, scores: logits, threshold: 1}}}
+---
+data: {fidelity: {measure: boxes, boxes: 
+  {heads: [{box: [y, 0], score: z}], format: xyxy, scores: logits, threshold: 1}}}
+---
+data: {fidelity: {measure: boxes, boxes: 
+  {heads: [{box: [y, -1, 2], score: z}], format: xyxy, scores: logits, threshold: 1}}}
+---
+data: {fidelity: {measure: boxes, boxes: 
+  {heads: [{box: y, score: z}], format: xywh, scores: logits, threshold: 1}}}
+---
+data: {fidelity: {measure: boxes, boxes: 
+  {heads: [{box: y, score: z}], format: xyxy, scores: softmax, threshold: 1}}}
+---
+data: {fidelity: {measure: boxes, boxes: 
+  {heads: [{box: y, score: z}], format: xyxy, scores: logits}}}
+---
+data: {fidelity: {measure: boxes, boxes: 
+  {heads: [{box: y, score: z}], format: xyxy, scores: logits, threshold: 0}}}
+---
+data: {fidelity: {measure: boxes, boxes: 
+  {heads: [{box: y, score: z}], format: xyxy, scores: logits, threshold: 1.5}}}
+---
+data: {fidelity: {measure: boxes, boxes: 
+  {heads: [{box: y, score: z}], format: xyxy, scores: logits, threshold: 1, axis: 1}}}
+---
 data: {inputs: [{dtype: FP32}]}
 ---
 data: {inputs: [{name: a, dtype: BF16}]}
@@ -198,6 +261,12 @@ data: {inputs: [{name: a, encoded: {resize: 8, crop: 9}}]}
 data: {inputs: [{name: a, shape: [1, 8, 8, 3], encoded: {resize: 8, crop: 8}}]}
 ---
 behaviour: {weights: {energy: .inf}}
+---
+data: {fidelity: {measure: boxes, boxes: 
+  {heads: [{box: [y, 1, 3], score: z}], format: xyxy, scores: logits, threshold: 1}}}
+---
+data: {fidelity: {measure: boxes, boxes: 
+  {heads: [{box: y, score: [z, 2, 1]}], format: xyxy, scores: logits, threshold: 1}}}
 """
 
 
