@@ -302,7 +302,7 @@ def _text(
         f"  {'placement':9}  {'cut':12}  {'codec':7}  {'ms':>9}  {'bytes':>9}  {'joules':>7}  {'fidelity':>8}",
     ]
     for mark, plan in [("*", chosen), *((" ", other) for other in others)]:
-        fidelity = "–" if plan.fidelity is None else f"{plan.fidelity:.4f}"
+        fidelity = "–" if plan.fidelity is None else f"{plan.fidelity:.2g}"
         notes = ["estimated from other cuts"] * plan.estimated + [plan.why_not] * bool(plan.why_not)
         notes += [f"costs {plan.money:.3g} of money"] * bool(plan.money)
         why = f"  {'; '.join(notes)}" if notes else ""
