@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from split.codec.calibration import CALIBRATION_FILE, FILE_BYTES_MAX, Calibration, decode_calibration
+from split.codec.calibration import CALIBRATION_FILE, Calibration, decode_calibration, read_file
 from split.codec.klt import BoundaryTables
 from split.errors import InvalidCalibration
 from split.graph.card import CutCard, ModelCard
@@ -60,17 +60,20 @@ def sidecar_beside(model_path: Path, digest: ModelDigest) -> Sidecar:
     path = model_path.with_name(CALIBRATION_FILE)
     stamp = stamp_of(path)  # before it is read: what is written meanwhile changes it
     try:
-        with path.open("rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
-        calibration = decode_calibration(data, digest)
-        tables = {cut: BoundaryTables(found, calibration.digest) for cut, found in calibration.tables.items()}
-        return Sidecar(calibration=calibration, data=data, tables=tables, stamp=stamp)
-    except FileNotFoundError:
-        return NO_SIDECAR
-    except OSError as error:
-        note = f"{path} cannot be read and is not used: {error.strerror or error}"
+        data = read_file(path)
     except InvalidCalibration as error:
-        note = f"{path}: {error}"
+        return _unused(str(error), stamp)
+    if data is None:
+        return NO_SIDECAR
+    try:
+        calibration = decode_calibration(data, digest)
+    except InvalidCalibration as error:
+        return _unused(f"{path}: {error}", stamp)
+    tables = {cut: BoundaryTables(found, calibration.digest) for cut, found in calibration.tables.items()}
+    return Sidecar(calibration=calibration, data=data, tables=tables, stamp=stamp)
+
+
+def _unused(note: str, stamp: Stamp) -> Sidecar:
     log.warning("%s", note)
     return Sidecar(note=note, stamp=stamp)
 

@@ -19,6 +19,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from stat import S_ISREG
 from typing import Annotated, Final
 
 import msgspec
@@ -212,8 +213,10 @@ def write_calibration(calibration: Calibration, path: Path) -> str:
     """Write the sidecar in one step: readers see the old or the new one, after a power cut too; its digest.
 
     InvalidCalibration for one that could not be read again (too big, values that are not finite), ModelUnavailable when
-    the disk is full or read-only: nothing is written.
+    the disk is full or read-only, or `path` is a device or a folder: nothing is written.
     """
+    if path.exists() and not path.is_file():
+        raise ModelUnavailable(f"{path} is no file and is not replaced; give the sidecar a path of its own")
     data = encode_calibration(calibration)
     decode_calibration(data, calibration.model)
     fresh = path.with_name(f".{path.name}.{os.getpid()}.new")  # two may calibrate one model at once
@@ -225,7 +228,9 @@ def write_calibration(calibration: Calibration, path: Path) -> str:
         fresh.replace(path)
     except OSError as error:
         full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-        what = "the disk is full; free some space" if full else f"{error.strerror}; make it writable"
+        what = (
+            "the disk is full; free some space" if full else f"{error.strerror}; its folder must be there and writable"
+        )
         raise ModelUnavailable(f"{path} cannot be written: {what}") from error
     finally:
         with contextlib.suppress(OSError):
@@ -236,17 +241,27 @@ def write_calibration(calibration: Calibration, path: Path) -> str:
 def read_calibration(path: Path, model: ModelDigest | None) -> Calibration | None:
     """The sidecar at `path`, None where there is none; InvalidCalibration when it is damaged or not of this model
     (None: of any, to be shown, not to be used)."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
-    except FileNotFoundError:
+    data = read_file(path)
+    if data is None:
         return None
-    except OSError as error:
-        raise InvalidCalibration(f"{path} cannot be read ({error.strerror}); it is not used") from error
     try:
         return decode_calibration(data, model)
     except InvalidCalibration as error:
         raise InvalidCalibration(f"{path}: {error}") from error
+
+
+def read_file(path: Path) -> bytes | None:
+    """What lies at `path`, as far as it may be a sidecar; None where nothing does. InvalidCalibration, by its name, for
+    what cannot be read, or is no file: a pipe would be waited for without end."""
+    try:
+        if not S_ISREG(path.stat().st_mode):
+            raise InvalidCalibration(f"{path} is no file and is not used; remove it and run isthmus calibrate again")
+        with path.open("rb") as file:
+            return file.read(FILE_BYTES_MAX + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InvalidCalibration(f"{path} cannot be read and is not used: {error.strerror or error}") from error
 
 
 def encode_calibration(calibration: Calibration) -> bytes:

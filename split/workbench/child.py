@@ -12,8 +12,10 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -52,8 +54,33 @@ async def run_child(
 
     `memory_bytes`, `cpu_s`: what it may use, all threads together; None as `default_limits` has it. Raises the child's
     own IsthmusError; InvalidModel, naming the limit, when it takes longer than `timeout_s`, uses more or dies.
-    Cancelling ends it, and it ends with this process.
+    Cancelling ends it, and it ends with this process; what it has in its temporary folder goes with it.
     """
+    scratch = await asyncio.to_thread(_scratch)
+    try:
+        await _run(command, scratch, timeout_s, memory_bytes, cpu_s, on_progress)
+    finally:
+        if scratch:
+            await asyncio.shield(asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True))
+
+
+def _scratch() -> str:
+    """A folder for what the child has no use for later, which a child that is ended leaves there, weights and all; ""
+    where none can be made: most jobs need none, and the others say so."""
+    try:
+        return tempfile.mkdtemp(prefix="isthmus-child-")
+    except OSError:
+        return ""
+
+
+async def _run(
+    command: Sequence[str],
+    scratch: str,
+    timeout_s: float,
+    memory_bytes: int | None,
+    cpu_s: int | None,
+    on_progress: Progress | None,
+) -> None:
     model = Path(command[1]) if len(command) > 1 else Path()
     usual = await asyncio.to_thread(default_limits, model, timeout_s)
     limits = Limits(memory_bytes=memory_bytes or usual.memory_bytes, cpu_s=cpu_s or usual.cpu_s)
@@ -64,7 +91,7 @@ async def run_child(
         stderr=asyncio.subprocess.PIPE,
         limit=LINE_BYTES_MAX,
         start_new_session=True,
-        env=_environment(),
+        env=_environment(scratch),
     )
     assert process.stdout is not None
     assert process.stderr is not None
@@ -208,10 +235,11 @@ def _argv(command: Sequence[str], limits: Limits) -> list[str]:
     return [sys.executable, "-P", "-m", "split.workbench", *map(str, start), *command]
 
 
-def _environment() -> dict[str, str]:
-    """Ours, with the same packages to be found first whatever the working directory is."""
+def _environment(scratch: str = "") -> dict[str, str]:
+    """Ours, with the same packages to be found first whatever the working directory is, and a temporary folder."""
     here = str(Path(__file__).resolve().parents[2])
-    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))}
+    found = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))}
+    return found | {"TMPDIR": scratch} if scratch else found
 
 
 def say(message: dict[str, Any]) -> None:

@@ -23,6 +23,8 @@ def read_inputs(path: Path | None) -> Tensors | None:
     """
     if path is None:
         return None
+    if path.exists() and not path.is_file():  # a pipe that nobody writes into would be waited for
+        raise InvalidRequest(f"{path} is no file; expected an .npz file with the model's inputs")
     try:
         with path.open("rb") as stream:  # numpy leaves a file open that turns out to be no archive
             if not zipfile.is_zipfile(stream):

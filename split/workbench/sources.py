@@ -40,6 +40,8 @@ FOLDS: Final = 3
 """Two sources in three are learnt from where one is measured on."""
 VIEWS_MAX: Final = 8
 PICTURES: Final = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+PICTURE_BYTES_MAX: Final = 256 << 20
+"""Of a picture's file, which is read whole: a bitmap of as many pixels as are decoded (`codec/image.py`) has 200 MB."""
 VIEWS_BYTES_MAX: Final = 256 << 20
 """Of all views together; of big pictures there are fewer."""
 _AREA_MIN: Final = 0.35
@@ -66,10 +68,10 @@ class Source:
 
 def read_sources(path: Path, specs: Sequence[TensorSpec], contract: Contract | None) -> list[Source]:
     """Everything in a folder (pictures and `.npz`, one request a file; hidden files are passed over), or the rows of
-    one `.npz` whose arrays all have a first dim of that size where the model has 1 or an open one.
+    one `.npz` whose arrays all have a first dim of that size where the model has 1 or an open one; copies count once.
 
-    InvalidRequest names the file that is no picture or `.npz`, does not fit the model's inputs (`specs`) or holds a
-    value that is not finite, and says so where there are fewer than two sources.
+    InvalidRequest names the file that is no picture or `.npz`, does not fit the model's inputs (`specs`), is empty or
+    holds a value that is not finite, and says so where there are fewer than two sources.
     """
     found = _folder(path, specs, contract) if path.is_dir() else _rows(path, specs)
     if len(found) < SOURCES_MIN:
@@ -128,7 +130,10 @@ def _folder(path: Path, specs: Sequence[TensorSpec], contract: Contract | None) 
             raise InvalidRequest(
                 f"{file} is neither a picture ({', '.join(PICTURES)}) nor an .npz; the folder may hold nothing else"
             )
-        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        if file.suffix.lower() != ".npz" and (size := file.stat().st_size) > PICTURE_BYTES_MAX:
+            raise InvalidRequest(f"{file} has {size} bytes; a picture may have {PICTURE_BYTES_MAX}")
+        with file.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
         if digest in known:
             log.warning("%s is the same file as %s and is not used", file, known[digest].name)
         else:
@@ -171,17 +176,34 @@ def _rows(path: Path, specs: Sequence[TensorSpec]) -> list[Source]:
     try:
         if not batched:
             return [_request(path.name, tensors, specs)]
+        rows = _distinct(tensors, sizes.pop(), path)
         return [
             _request(f"row {row}", {name: array[row : row + 1] for name, array in tensors.items()}, specs)
-            for row in _used(sizes.pop(), path)
+            for row in (rows[number] for number in _used(len(rows), path))
         ]
     except InvalidRequest as error:
         raise InvalidRequest(f"{path}: {error}") from error
 
 
+def _distinct(tensors: Tensors, count: int, path: Path) -> list[int]:
+    """The rows without those that are copies of one before: they would be learnt from and measured on at once, and
+    make few inputs look like many."""
+    known: dict[bytes, int] = {}
+    for row in range(count):
+        digest = hashlib.sha256()
+        for array in tensors.values():  # each row has as many bytes of each
+            digest.update(np.ascontiguousarray(array[row]).tobytes())
+        known.setdefault(digest.digest(), row)
+    if copies := count - len(known):
+        log.warning("%s: %d of %d rows are copies of others and are not used", path, copies, count)
+    return list(known.values())
+
+
 def _request(name: str, tensors: Tensors, specs: Sequence[TensorSpec]) -> Source:
     bind_dims(specs, tensors)
     inputs = {spec.name: tensors[spec.name] for spec in specs}
+    if inputs and not any(array.size for array in inputs.values()):
+        raise InvalidRequest(f"{name}: its inputs are empty ({', '.join(inputs)}); nothing can be learnt from it")
     for spec in specs:
         if inputs[spec.name].dtype.kind == "f" and not np.isfinite(inputs[spec.name]).all():
             raise InvalidRequest(f"{name}: input {spec.name!r} has values that are not finite (NaN or infinity)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,5 +105,10 @@ def test_the_sidecar_beside_a_model_is_read_with_its_bytes(made: tuple[Path, Mod
     assert "belongs to the model" in strange.note
     path.with_name(CALIBRATION_FILE).unlink()
     path.with_name(CALIBRATION_FILE).mkdir()
-    assert "cannot be read and is not used" in sidecar_beside(path, card.digest).note
+    assert "is no file and is not used" in sidecar_beside(path, card.digest).note
     path.with_name(CALIBRATION_FILE).rmdir()
+
+
+def test_a_pipe_beside_a_model_is_not_waited_for(made: tuple[Path, ModelCard, Calibration], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / CALIBRATION_FILE)
+    assert "is no file and is not used" in sidecar_beside(tmp_path / "model.onnx", made[1].digest).note

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -259,6 +260,15 @@ def test_a_full_disk_leaves_the_old_sidecar_and_nothing_half_written(
     with pytest.raises(ModelUnavailable, match=r"calibration.isthmus cannot be written: the disk is full"):
         write_calibration(replace(a_calibration(), inputs=99), path)
     assert [one.read_bytes() for one in tmp_path.iterdir()] == [before]
+
+
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path) -> None:
+    """Root's `--out /dev/null` would be the end of it."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(ModelUnavailable, match="is no file and is not replaced"):
+            write_calibration(a_calibration(), path)
+    assert (tmp_path / "pipe").is_fifo()
 
 
 @pytest.mark.parametrize(

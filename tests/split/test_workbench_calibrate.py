@@ -217,7 +217,7 @@ def test_a_model_that_says_only_what_it_finds_is_calibrated_by_variance(tmp_path
 def test_a_model_without_cuts_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
     text = '<ir_version: 8, opset_import: ["" : 18]> g (float[n, 2] x) => (float[n, 2] y) { y = Relu(x) }'
     onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
-    np.savez(tmp_path / "inputs.npz", x=np.zeros((4, 2), np.float32))
+    np.savez(tmp_path / "inputs.npz", x=np.arange(8, dtype=np.float32).reshape(4, 2))
     with pytest.raises(InvalidModel, match="no cut to calibrate"):
         calibrated(Place(tmp_path / "model.onnx", tmp_path / "inputs.npz", tmp_path / "out"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["inputs.npz", "model.onnx"]

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -154,6 +155,40 @@ async def test_cancelling_ends_the_child(monkeypatch: pytest.MonkeyPatch) -> Non
         await job
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+@pytest.mark.parametrize("end", ["killed", "cancelled"])
+async def test_a_child_that_is_ended_leaves_nothing_in_the_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """A job on a big model keeps its weights there."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    then = "os.kill(os.getpid(), 9)" if end == "killed" else "time.sleep(60)"
+    scripted(
+        monkeypatch,
+        "import os, tempfile, time; f = tempfile.mkdtemp(); open(f + '/weights', 'w').close(); "
+        f'print(\'{{"progress": ["made", 0.5]}}\', flush=True); {then}',
+    )
+    made: list[Path] = []
+
+    def on_progress(stage: str, ratio: float) -> None:
+        made.extend(tmp_path.rglob("weights"))
+        if end == "cancelled":
+            job.cancel()
+
+    job = asyncio.ensure_future(run_child(["prepare", "model.onnx"], timeout_s=60, on_progress=on_progress))
+    with pytest.raises((InvalidModel, asyncio.CancelledError)):
+        await job
+    assert len(made) == 1
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_child_that_needs_no_temporary_folder_runs_where_none_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    scripted(monkeypatch, "pass")
+    await run_child(["prepare", "model.onnx"], timeout_s=60)
 
 
 def test_the_blocking_twin_does_the_same(tmp_path: Path) -> None:
