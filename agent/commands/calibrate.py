@@ -29,6 +29,11 @@ _SHOWN_MAX: Final = 2
 _WIDE: Final = 1.5
 """From a third of the bound on it is worth saying what it is lost to."""
 
+_TOLD_LESS: Final = {
+    "weights": "there was no time to see how the outputs move, or they told nothing; the layers behind did",
+    "variance": "neither the outputs nor the layers behind told what matters; what varies more counts more",
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
@@ -80,7 +85,7 @@ def _as_json(path: Path, out: Path, calibration: Calibration) -> dict[str, Any]:
                 "id": cut,
                 "boundary": [
                     {"name": one.spec.name, "dtype": one.spec.dtype, "shape": list(one.spec.shape)}
-                    | {"codec": "lossless" if one.klt is None else KLT}
+                    | {"codec": "lossless" if one.klt is None else KLT, "weighed_by": one.weighed_by}
                     for one in tables.tensors
                 ],
                 "curve": msgspec.to_builtins(calibration.curves[cut]),
@@ -107,12 +112,17 @@ def _table(out: Path, calibration: Calibration, fidelity: Fidelity) -> Iterator[
         yield f"within {fidelity.measure} {fidelity.bound:g}, the contract's bound, on inputs held out (95 % sure):"
     else:
         yield "the contract allows nothing lossy (data.fidelity.bound is 0); the closest settings are shown"
-    yield f"{'cut':12}  {'KB':>8}  {'p95 KB':>8}  {fidelity.measure:>9}  {'at most':>9}  {'level':>10}  boundary"
+    measure = fidelity.measure
+    yield f"{'cut':12}  {'KB':>8}  {'p95 KB':>8}  {measure:>9}  {'at most':>9}  {'level':>10}  {'by':8}  boundary"
     for cut, tables in _by_depth(calibration):
         tensors = _tensors([one.spec for one in tables.tensors])
-        yield f"{cut:12}  {_at(calibration.curves[cut], fidelity, picture=False)}  {tensors}"
+        by = "+".join(sorted({one.weighed_by for one in tables.tensors if one.weighed_by}))
+        yield f"{cut:12}  {_at(calibration.curves[cut], fidelity, picture=False)}  {by:8}  {tensors}"
     for codec, curve in calibration.pictures.items():
-        yield f"{codec:12}  {_at(curve, fidelity, picture=True)}  the picture, made anew for the trip"
+        yield f"{codec:12}  {_at(curve, fidelity, picture=True)}  {'':8}  the picture, made anew for the trip"
+    weighed = {one.weighed_by for tables in calibration.tables.values() for one in tables.tensors}
+    told_less = [f"by {by}: {why}" for by, why in _TOLD_LESS.items() if by in weighed]
+    yield from (["", *told_less] if told_less else [])
     curves = [*calibration.curves.values(), *calibration.pictures.values()]
     if any(_margin(curve, fidelity) > _WIDE for curve in curves):
         yield ""

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from stat import S_ISREG
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 import numpy as np
@@ -97,6 +97,11 @@ class Klt:
         return int(self.transform.shape[1])
 
 
+WeighedBy = Literal["outputs", "weights", "variance"]
+"""How the model's outputs move with each channel; the weights of the layers that read them; neither: how much each
+varies."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TensorTables:
     """One tensor that crosses."""
@@ -105,6 +110,8 @@ class TensorTables:
     """As in the model's card: open dims are names or -1."""
     klt: Klt | None
     """None: it travels lossless (masks, integers, what has no channels)."""
+    weighed_by: WeighedBy | None = None
+    """What told how much its channels matter, for people; None where nothing was asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -188,6 +195,7 @@ class _TensorFile(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     dtype: str
     shape: Annotated[tuple[int | str, ...], Meta(max_length=RANK_MAX)]
     klt: _KltFile | None
+    weighed_by: WeighedBy | None = None
 
 
 class _CutFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -356,6 +364,7 @@ def _tensor_file(tensor: TensorTables) -> _TensorFile:
             mean=np.ascontiguousarray(klt.mean, "<f4").tobytes(),
             scales=np.ascontiguousarray(klt.scales, np.uint8).tobytes(),
         ),
+        weighed_by=tensor.weighed_by,
     )
 
 
@@ -379,7 +388,7 @@ def _tables(cut: str, file: _CutFile) -> CutTables:
         raise _bad(f"cut {cut[:12]!r} is damaged ({error})") from error
     return CutTables(
         tensors=tuple(
-            TensorTables(spec=spec, klt=None if one.klt is None else _klt(one.klt, spec))
+            TensorTables(spec=spec, klt=None if one.klt is None else _klt(one.klt, spec), weighed_by=one.weighed_by)
             for spec, one in zip(specs, file.tensors, strict=True)
         ),
         node_bitmap=file.node_bitmap,

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from split.codec import laplace
-from split.codec.transform import Level, Order, Shape, dct
+from split.codec.transform import Level, Order, Shape, blocks_of, dct
 from split.errors import CodecError
 from split.tensor import Array
 
@@ -38,7 +38,7 @@ class Fallback:
     def forward(self, shape: Shape, level: Level, found: Array) -> tuple[Array, bool, bool]:
         with np.errstate(invalid="ignore", over="ignore"):
             centred = found.reshape(shape.batch, shape.height, shape.width, shape.components) - level.offset
-            blocks = _dct_forward(_blocks(shape, centred), shape)
+            blocks = _dct_forward(blocks_of(shape, centred), shape)
             scaled = np.abs(blocks) * np.float32(level.inverse_step) + level.rounding[:, None]
             limit = np.float32(laplace.LARGEST + 1)
             scaled = np.where(scaled < limit, scaled, limit)
@@ -78,19 +78,8 @@ class Fallback:
 # --- blocks and their DCT ---------------------------------------------------------------------------------------------
 
 
-def _blocks(shape: Shape, centred: Array) -> Array:
-    """[rows, columns, blocks, components] of a map, its edges repeated."""
-    down, across = -(-shape.height // shape.rows), -(-shape.width // shape.columns)
-    below, beside = down * shape.rows - shape.height, across * shape.columns - shape.width
-    if below or beside:
-        centred = np.pad(centred, ((0, 0), (0, below), (0, beside), (0, 0)), mode="edge")
-    split = centred.reshape(shape.batch, down, shape.rows, across, shape.columns, shape.components)
-    tiles = split.transpose(2, 4, 0, 1, 3, 5)
-    return np.ascontiguousarray(tiles).reshape(shape.rows, shape.columns, shape.blocks, shape.components)
-
-
 def _map(shape: Shape, tiles: Array) -> Array:
-    """The inverse of `_blocks`."""
+    """Undoes `blocks_of`."""
     down, across = -(-shape.height // shape.rows), -(-shape.width // shape.columns)
     split = tiles.reshape(shape.rows, shape.columns, shape.batch, down, across, shape.components)
     whole = split.transpose(2, 3, 0, 4, 1, 5).reshape(

@@ -81,6 +81,18 @@ def from_map(klt: Klt, found: Array, dims: tuple[int, ...]) -> Array:
     return tensor.reshape(dims)
 
 
+def blocks_of(shape: Shape, found: Array) -> Array:
+    """[rows, columns, blocks, components] of a map of any float type; where blocks reach over its edge, its last row
+    and column again."""
+    down, across = -(-shape.height // shape.rows), -(-shape.width // shape.columns)
+    below, beside = down * shape.rows - shape.height, across * shape.columns - shape.width
+    if below or beside:
+        found = np.pad(found, ((0, 0), (0, below), (0, beside), (0, 0)), mode="edge")
+    split = found.reshape(shape.batch, down, shape.rows, across, shape.columns, shape.components)
+    tiles = split.transpose(2, 4, 0, 1, 3, 5)
+    return np.ascontiguousarray(tiles).reshape(shape.rows, shape.columns, shape.blocks, shape.components)
+
+
 @lru_cache(maxsize=64)
 def dct(n: int) -> Array:
     """FP32 [n, n], read-only: the orthonormal DCT-II, √(2/n)·cos(π·(2k + 1)·u / 2n) for row u, sample k; row 0 / √2."""

@@ -19,7 +19,6 @@ from typing import Final
 
 from split.codec.boxes import count_detections
 from split.codec.calibration import (
-    LAYOUTS,
     Calibration,
     Curve,
     CutTables,
@@ -27,11 +26,8 @@ from split.codec.calibration import (
     encode_calibration,
     write_calibration,
 )
-from split.codec.payload import decode, encode
-from split.codec.picture import LEVELS, PICTURE_CODECS
 from split.errors import CodecError, EngineFailed, InvalidCalibration, InvalidModel, InvalidRequest
 from split.graph.card import FolderBefore
-from split.graph.cost import node_flops
 from split.graph.cuts import (
     Cut,
     all_prefix_cuts,
@@ -48,15 +44,15 @@ from split.graph.partition import share_weights, whole_with, write_parts, write_
 from split.ids import CutId
 from split.profiles.contract import Contract, Fidelity
 from split.profiles.demands import ContractDemands, demands_of
-from split.profiles.measured import Point
 from split.runtime.engine import Engine, Segment
-from split.tensor import Tensors, TensorSpec
-from split.workbench.coded_cut import DECODED_BYTES_MAX, CodedCut, Halves, HeldOut
-from split.workbench.curves import curve, point, trace
+from split.tensor import Tensors
+from split.workbench.calibration_budget import Spending, affordable, held_out_count, probe_flops
+from split.workbench.coded_cut import CodedCut, Halves, HeldOut
+from split.workbench.coded_pictures import picture_curves
 from split.workbench.cut import candidate_cuts, describe, settle
-from split.workbench.planes import layouts_of
+from split.workbench.next_weights import weights_gram
 from split.workbench.sources import FOLDS, Request, Source, dealt, folds_of, read_sources, spread
-from split.workbench.worth_coding import PICTURE_BYTES, TRANSFORMED_MAX, Worth, choose, rank
+from split.workbench.worth_coding import PICTURE_BYTES, Worth, rank
 
 log = logging.getLogger(__name__)
 
@@ -64,14 +60,6 @@ Progress = Callable[[str, float], None]
 
 BUDGET_S: Final = 55.0
 """With the child's start and reading the model a minute."""
-PROBES_SHARE: Final = 0.55
-"""Of the budget, for sensitivity."""
-PROBE_FLOPS: Final = 1.5e12
-"""All runs for sensitivity together: half a minute of a core that does 5e10 a second, as today's do."""
-PROBES_MAX: Final = 17
-"""Requests that each channel is moved in: more gained 2 % on a mobile CNN, four instead lost 8 %."""
-PROBES_MIN: Final = 2
-"""One in each of two folds, so that no fold's tables go by variance alone."""
 RANKED_ON: Final = 3
 """Requests that boundaries are compared on."""
 RANKED_BYTES_MAX: Final = 128 << 20
@@ -79,17 +67,6 @@ RANKED_BYTES_MAX: Final = 128 << 20
 LEARNT_MAX: Final = 128
 LEARNT_BYTES_MAX: Final = 192 << 20
 """Requests (views of sources) that statistics come from, and their memory, one of each fold at least."""
-HELD_OUT_MAX: Final = 24
-SOURCES_HELD_OUT_MAX: Final = 48
-HELD_OUT_MIN: Final = 6
-CUTS_MIN: Final = 3
-CURVE_FLOPS: Final = 1.5e12
-CURVE_POINTS: Final = 14
-"""Requests that curves are measured on: 24, or one of each of up to 48 sources (few sources leave much open), as far as
-all runs stay within so many operations, at so many points. Of a model too slow for six, fewer cuts are calibrated, but
-three."""
-PICTURE_POINTS: Final = 5
-"""As many, of each size of each codec of pictures."""
 USUAL: Final = Fidelity(measure="relative", bound=0.05)
 """What curves are laid around where the contract allows nothing lossy."""
 
@@ -129,14 +106,14 @@ def calibrate(
         bench = _Bench(model=model, folder=folder, engine=engine, threads=threads, contract=contract, sources=sources)
         on_progress("looking at every boundary", 0.06)
         chosen = bench.choose(feeds)
-        held_out = bench.held_out(_held_out(model, chosen, len(sources)))
+        held_out = bench.held_out(held_out_count(model, chosen, len(sources)))
         _require_detections(bench.fidelity, held_out)
         tables: dict[CutId, CutTables] = {}
         curves: dict[CutId, Curve] = {}
-        spending = _Spending(
-            pool_s=PROBES_SHARE * budget_s,
+        spending = Spending(
+            budget_s=budget_s,
             until_s=until_s,
-            flops=[_probe_flops(model, worth) for worth in chosen],
+            flops=[probe_flops(model, worth) for worth in chosen],
             now_s=clock,
         )
         for number, worth in enumerate(chosen):
@@ -208,69 +185,6 @@ def _table_bytes(tables: CutTables) -> int:
     return sum(2 * one.klt.transform.nbytes + one.klt.scales.nbytes for one in tables.tensors if one.klt is not None)
 
 
-def _probe_flops(model: Model, worth: Worth) -> float:
-    """Operations that one request's sensitivity takes: a run of the tail for each channel."""
-    whole = sum(node_flops(model))
-    channels = 0
-    for name in worth.cut.boundary:
-        spec, shape = model.crossing(name), model.shapes.get(name, ())
-        layouts = layouts_of(spec, shape, channels_max=TRANSFORMED_MAX) if isinstance(spec, TensorSpec) else []
-        channels += shape[LAYOUTS[layouts[0]][1]] if layouts else 0
-    return channels * (1 - worth.share) * whole
-
-
-def _affordable(model: Model, worth: Sequence[Worth], input_bytes: float) -> list[Worth]:
-    """The best cuts; of a slow model fewer, so that the curves of all are measured on enough requests."""
-    chosen = choose(worth, input_bytes)
-    while len(chosen) > CUTS_MIN and _curve_flops(model, chosen) * HELD_OUT_MIN > CURVE_FLOPS:
-        chosen = choose(worth, input_bytes, limit=len(chosen) - 1)
-    return chosen
-
-
-def _curve_flops(model: Model, chosen: Sequence[Worth]) -> float:
-    """Operations that the curves take for each request held out."""
-    pictures = PICTURE_POINTS * len(_ladders()) * len(PICTURE_CODECS)
-    runs = CURVE_POINTS * sum(1 - worth.share for worth in chosen) + pictures
-    return runs * sum(node_flops(model)) or 1.0
-
-
-def _held_out(model: Model, chosen: Sequence[Worth], sources: int) -> int:
-    """How many requests curves are measured on."""
-    most = max(HELD_OUT_MAX, min(sources, SOURCES_HELD_OUT_MAX))
-    return max(HELD_OUT_MIN, min(most, int(CURVE_FLOPS / _curve_flops(model, chosen))))
-
-
-class _Spending:
-    """Divides the time for sensitivity, `pool_s`, among the cuts by what each one's takes, and all there is until
-    `until_s` among the curves."""
-
-    def __init__(self, *, pool_s: float, until_s: float, flops: Sequence[float], now_s: Callable[[], float]) -> None:
-        self._left_s = pool_s
-        self._until_s = until_s
-        self._flops = flops
-        self._now_s = now_s
-        self.probes = max(PROBES_MIN, min(PROBES_MAX, int(PROBE_FLOPS / (sum(flops) or 1.0))))
-        """Requests that each channel is moved in, of every cut."""
-
-    @contextmanager
-    def on(self, number: int) -> Iterator[Callable[[], bool]]:
-        """Whether there is still time for this cut: its part of what the cuts before it left."""
-        from_s = self._now_s()
-        part_s = self._left_s * self._flops[number] / (sum(self._flops[number:]) or 1.0)
-        until_s = min(from_s + part_s, self._until_s)
-        try:
-            yield lambda: self._now_s() < until_s
-        finally:
-            self._left_s = max(self._left_s - (self._now_s() - from_s), 0.0)
-
-    def part_of(self, left: int) -> Callable[[], bool]:
-        """Whether there is still time for a curve: its part, with `left` of them still to be measured, itself among
-        them."""
-        from_s = self._now_s()
-        until_s = from_s + (self._until_s - from_s) / left
-        return lambda: self._now_s() < until_s
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bench:
     """One model, its inputs, and where its parts are written."""
@@ -306,7 +220,7 @@ class _Bench:
             lambda names: self._seen(names, requests),
             bytes_max=RANKED_BYTES_MAX,
         )
-        chosen = _affordable(self.model, worth, self._input_bytes(requests[0]()))
+        chosen = affordable(self.model, worth, self._input_bytes(requests[0]()))
         if not chosen:
             raise InvalidModel(f"{self.model.path}: no cut of it leaves the device anything to do")
         return chosen
@@ -364,6 +278,7 @@ class _Bench:
                 node_bitmap=bitmap_of(cut.mask, len(self.model.nodes)),
                 head=segments[0],
                 tail=segments[1],
+                weights=partial(weights_gram, self.model, cut),
             )
         finally:
             for segment in segments:
@@ -384,58 +299,19 @@ class _Bench:
         """By which outputs' changes are weighed; "" where the contract does not say."""
         return self.fidelity.measure if self.fidelity is not USUAL else ""
 
-    def pictures(self, held_out: Sequence[HeldOut], spending: _Spending) -> dict[str, Curve]:
-        """The picture input as JPEG and WebP, by the same measures on the same requests; {} where there is none."""
+    def pictures(self, held_out: Sequence[HeldOut], spending: Spending) -> dict[str, Curve]:
+        """Of the picture input; {} where there is none, or the sources are no pictures."""
         encoded = self.contract.encoded() if self.contract is not None else {}
         encoded = {
             name: spec for name, spec in encoded.items() if all(source.picture == name for source in self.sources)
         }
         if not encoded:
             return {}
-        requests = [request.inputs() for request in held_out]
         whole = self.engine.open(self.model.path, threads=self.threads)
-
-        def at(codec: str, level: int) -> Point:
-            payloads = [b"".join(encode(inputs, codec, level=level, pictures=encoded)) for inputs in requests]
-            outputs = [whole.run(decode(payload, max_bytes=DECODED_BYTES_MAX)) for payload in payloads]
-            return point(
-                level,
-                [*map(len, payloads)],
-                outputs,
-                [request.expected for request in held_out],
-                sources=[request.source for request in held_out],
-                items=[request.items for request in held_out],
-                contract=self.fidelity,
-            )
-
-        found: dict[str, Curve] = {}
-        left = len(PICTURE_CODECS) * len(_ladders())
         try:
-            for codec in PICTURE_CODECS:
-                points: list[Point] = []
-                for ladder in _ladders():
-                    points += trace(
-                        partial(at, codec),
-                        start=ladder[-1],
-                        coarsest=ladder[0],
-                        finest=ladder[-1],
-                        measure=self.fidelity.name,
-                        bound=self.fidelity.bound,
-                        has_time=spending.part_of(left),
-                    )
-                    left -= 1
-                found[codec] = curve(points, len(requests))
+            return picture_curves(whole, held_out, encoded, self.fidelity, part_of=spending.part_of)
         finally:
             whole.close()
-        return found
-
-
-def _ladders() -> list[range]:
-    """Levels of one size each, in the order of their quality."""
-    starts = [
-        number for number, level in enumerate(LEVELS) if not number or level.quarters != LEVELS[number - 1].quarters
-    ]
-    return [range(start, end) for start, end in zip(starts, [*starts[1:], len(LEVELS)], strict=True)]
 
 
 def _meets(model: Model, cut: Cut, share: float, asked: ContractDemands) -> bool:

@@ -15,7 +15,17 @@ from typing import Final
 
 import numpy as np
 
-from split.codec.calibration import GRID_ONE, GRID_PER_OCTAVE, LEVEL_MAX, Curve, CutTables, TensorTables, step_of
+from split.codec.calibration import (
+    GRID_ONE,
+    GRID_PER_OCTAVE,
+    LAYOUTS,
+    LEVEL_MAX,
+    Curve,
+    CutTables,
+    TensorTables,
+    WeighedBy,
+    step_of,
+)
 from split.codec.klt import BoundaryTables, encode_klt
 from split.codec.payload import decode
 from split.graph.cuts import Cut
@@ -52,6 +62,8 @@ class Halves:
     node_bitmap: str
     head: Segment
     tail: Segment
+    weights: Callable[[str, int], Array | None]
+    """What the tail's weights tell of a boundary tensor whose channels are on that axis (`next_weights.py`)."""
 
     def crossing(self, inputs: Tensors) -> tuple[Tensors, Tensors]:
         """What travels, and the model's outputs that the head has."""
@@ -91,6 +103,7 @@ class CodedCut:
         self._layouts: dict[str, str] = {}
         self._grams: list[tuple[int, Mapping[str, Array]]] = []
         self._powers: dict[str, float] = {}
+        self._unasked: dict[str, tuple[Array, WeighedBy]] = {}
 
     def learn(
         self,
@@ -120,19 +133,23 @@ class CodedCut:
                     break
             if not has_time():
                 break
-        asked, wanted = len(self._grams), min(probes, len(self._seen))
-        if not any(self._power(name) > 0 for name in self._layouts):
-            log.warning(
-                "cut=%s: %d of %d inputs were asked how the outputs move with it, and none told; its transform goes by "
-                "variance alone",
-                self._halves.cut.id,
-                asked,
-                wanted,
-            )
-        elif asked < wanted:
-            log.info(
-                "cut=%s: there was time to ask %d of %d inputs how the outputs move", self._halves.cut.id, asked, wanted
-            )
+        self._log_how(min(probes, len(self._seen)))
+
+    def _log_how(self, wanted: int) -> None:
+        """By what the transforms go, of `wanted` inputs that were to be asked."""
+        cut, asked = self._halves.cut.id, len(self._grams)
+        if any(self._power(name) > 0 for name in self._layouts):
+            if asked < wanted:
+                log.info("cut=%s: there was time to ask %d of %d inputs how the outputs move", cut, asked, wanted)
+            return
+        by = {self._unasked_sensitivity(name)[1] for name in self._layouts}
+        log.warning(
+            "cut=%s: %d of %d inputs were asked how the outputs move with it, and none told; its transform goes by %s",
+            cut,
+            asked,
+            wanted,
+            "the weights of the layers that read it" if by == {"weights"} else "variance alone",
+        )
 
     def tables(self, without: int = -1) -> CutTables:
         """From all that was learnt but the fold `without`."""
@@ -143,11 +160,12 @@ class CodedCut:
             if known is None:
                 found.append(TensorTables(spec=spec, klt=None))
                 continue
-            scales = Scales(klt_of(known, self._sensitivity(spec.name, known, without)))
+            sensitivity, by = self._sensitivity(spec.name, known, without)
+            scales = Scales(klt_of(known, sensitivity, exact=by == "weights"))
             for fold, tensors in self._seen:
                 if fold != without:
                     scales.add(tensors[spec.name])
-            found.append(TensorTables(spec=spec, klt=scales.klt()))
+            found.append(TensorTables(spec=spec, klt=scales.klt(), weighed_by=by))
         return CutTables(tensors=tuple(found), node_bitmap=self._halves.node_bitmap)
 
     def curve(
@@ -221,16 +239,30 @@ class CodedCut:
                     statistics.add(tensors[name])
         return found
 
-    def _sensitivity(self, name: str, statistics: Statistics, without: int) -> Array:
-        """M: the mean over the requests asked, in the same units for every fold (a level means the same in all of
-        them); what stands for it where none was asked, or nothing moves the outputs."""
+    def _sensitivity(self, name: str, statistics: Statistics, without: int) -> tuple[Array, WeighedBy]:
+        """M, and by what it is told: the mean over the requests asked, in the same units for every fold (a level means
+        the same in all of them); what stands for it where none was asked, or nothing moves the outputs."""
         covariance = statistics.covariance()
         asked = [found[name] for fold, found in self._grams if fold != without]
         found = np.asarray(np.mean(asked, axis=0)) if asked else np.zeros_like(covariance)
+        by: WeighedBy = "outputs"
         if not np.trace(found @ covariance) > 0:
-            found = plain_sensitivity(covariance)
+            found, by = self._unasked_sensitivity(name)
         power, of_all = float(np.trace(found @ covariance)), self._power(name)
-        return found * (of_all / power) if min(power, of_all) > 0 else found
+        return (found * (of_all / power) if min(power, of_all) > 0 else found), by
+
+    def _unasked_sensitivity(self, name: str) -> tuple[Array, WeighedBy]:
+        """What stands for M, the same for every fold: the weights that read the tensor, else variance alone; in units
+        in which all channels together have tr(M Σ) = 1 each on average."""
+        if name not in self._unasked:
+            covariance = self._statistics(-1)[name].covariance()
+            found = self._halves.weights(name, LAYOUTS[self._layouts[name]][1])
+            power = 0.0 if found is None else float(np.trace(found @ covariance))
+            if found is not None and 0 < power < math.inf:
+                self._unasked[name] = found * (len(found) / power), "weights"
+            else:
+                self._unasked[name] = plain_sensitivity(covariance), "variance"
+        return self._unasked[name]
 
     def _power(self, name: str) -> float:
         """tr(M Σ) over all that was learnt; 0 where no request was asked."""

@@ -20,7 +20,12 @@ SILENT: Final = 1e-12
 """Variance by the square of the mean, up to which a channel was always the same: FP32 rounds to 2^-24, FP64's sums to
 less."""
 SHRINK_SENSITIVITY: Final = 0.3
-"""Towards the diagonal, which is known from fewer runs than the rest of the matrix."""
+"""Of a matrix from runs towards its diagonal, which fewer runs tell than the rest."""
+UNSEEN: Final = 0.01
+"""Weight of a direction that an exact M does not look at, by that of a channel: a tenth of the precision. Transform and
+inverse are still well conditioned."""
+EXACT: Final = 1e-6
+"""Least eigenvalue of an exact M, by the greatest, that is not 0: its weights are FP32, or rounded to 2^-11."""
 PRIOR_BLOCKS: Final = 2.0
 """What the variance of a whole component counts in the scale of each of its coefficients, as blocks seen."""
 
@@ -73,7 +78,7 @@ class Statistics:
         return np.asarray(np.sqrt(np.diag(self.covariance())))
 
 
-def transform_of(covariance: Array, sensitivity: Array) -> tuple[Array, Array]:
+def transform_of(covariance: Array, sensitivity: Array, *, exact: bool = False) -> tuple[Array, Array]:
     """T = eigenvectors(M^½ Σ M^½)ᵀ M^½ and its inverse, FP64 [components, channels] and [channels, components], the
     component that matters most first: of all transforms whose uniform noise does the same harm through M, the one whose
     coefficients are uncorrelated. (The Karhunen–Loève transform in the coordinates in which M is the unit matrix.)
@@ -81,7 +86,8 @@ def transform_of(covariance: Array, sensitivity: Array) -> tuple[Array, Array]:
     `covariance` Σ, `sensitivity` M: [channels, channels]. Channels that the tail does not look at (sensitivity 0) are
     left out: zero columns of T, zero rows of the inverse. One that never changed was not asked about: it is a component
     of its own, by its sensitivity or else the greatest, so that a request in which it does change is not coded as if it
-    did not.
+    did not. M is shrunk towards its diagonal; `exact`: but for directions that it does not look at at all, which are
+    known, not only not seen yet.
     """
     if not np.diag(sensitivity).any():  # nothing is looked at: all alike
         sensitivity = plain_sensitivity(covariance)
@@ -95,7 +101,7 @@ def transform_of(covariance: Array, sensitivity: Array) -> tuple[Array, Array]:
         weight = own[active] * variance[active]
         unit = np.sqrt(variance[active] / np.maximum(weight, NEGLIGIBLE * weight.max()))
         m = sensitivity[np.ix_(active, active)] * np.outer(unit, unit)
-        m = (1 - SHRINK_SENSITIVITY) * m + SHRINK_SENSITIVITY * np.eye(len(active))
+        m = (1 - SHRINK_SENSITIVITY) * m + SHRINK_SENSITIVITY * (_looked_at(m) if exact else np.eye(len(active)))
         sigma = covariance[np.ix_(active, active)] / np.outer(unit, unit)
         values, vectors = np.linalg.eigh((m + m.T) / 2)
         root = vectors * np.sqrt(values) @ vectors.T
@@ -112,6 +118,13 @@ def transform_of(covariance: Array, sensitivity: Array) -> tuple[Array, Array]:
     )
 
 
+def _looked_at(m: Array) -> Array:
+    """The unit matrix, but `UNSEEN` (after shrinking) for directions to which `m` has no weight."""
+    values, vectors = np.linalg.eigh((m + m.T) / 2)
+    unseen = vectors[:, values < EXACT * values[-1]]
+    return np.asarray(np.eye(len(m)) - (1 - UNSEEN / SHRINK_SENSITIVITY) * (unseen @ unseen.T))
+
+
 def plain_sensitivity(covariance: Array) -> Array:
     """What stands for M where the tail cannot be asked: all errors count alike, in units in which the channels together
     have variance 1 each on average. The transform is then the principal components'."""
@@ -119,9 +132,9 @@ def plain_sensitivity(covariance: Array) -> Array:
     return np.eye(len(covariance)) / (variance if variance > 0 else 1.0)
 
 
-def klt_of(statistics: Statistics, sensitivity: Array) -> Klt:
-    """Without scales yet (all 1): `Scales` finds them on the inputs once more."""
-    transform, inverse = transform_of(statistics.covariance(), sensitivity)
+def klt_of(statistics: Statistics, sensitivity: Array, *, exact: bool = False) -> Klt:
+    """As `transform_of` has it, without scales yet (all 1): `Scales` finds them on the inputs once more."""
+    transform, inverse = transform_of(statistics.covariance(), sensitivity, exact=exact)
     block = block_for(statistics.sizes)
     return Klt(
         layout=statistics.layout,

@@ -1,4 +1,4 @@
-"""A tensor as planes of channels and back, by its layout; which layout a tensor has; pieces of planes as blocks."""
+"""A tensor as planes of channels and back, by its layout; which layout a tensor has; planes as blocks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from split.codec.calibration import CHANNELS_MAX, LAYOUTS
-from split.codec.transform import dct
+from split.codec.transform import Shape, blocks_of, dct
 from split.tensor import Array, TensorSpec
 
 BLOCK: Final = 8
@@ -74,13 +74,9 @@ def _side(size: int) -> int:
 
 
 def coefficients(y: Array, block: tuple[int, int]) -> Array:
-    """FP64 [components, block rows, block columns, blocks] of planes [batch, components, rows, columns]; planes that
-    blocks do not fill are continued by their last row and column."""
+    """FP64 [components, block rows, block columns, blocks] of planes [batch, components, rows, columns], in the blocks
+    of the codec (`blocks_of`)."""
     n, components, rows, columns = y.shape
-    u, v = block
-    y = np.pad(y, ((0, 0), (0, 0), (0, -rows % u), (0, -columns % v)), mode="edge")
-    down, across = y.shape[2] // u, y.shape[3] // v
-    pieces = y.reshape(n, components, down, u, across, v)
-    down_basis, across_basis = dct(u).astype(np.float64), dct(v).astype(np.float64)
-    coded = np.einsum("ai,bj,ncxiyj->cabnxy", down_basis, across_basis, pieces, optimize=True)
-    return np.asarray(coded.reshape(components, u, v, n * down * across))
+    blocks = blocks_of(Shape(n, rows, columns, components, *block), y.transpose(0, 2, 3, 1))
+    down, across = (dct(side).astype(np.float64) for side in block)
+    return np.asarray(np.einsum("ai,bj,ijnc->cabn", down, across, blocks, optimize=True))

@@ -24,6 +24,7 @@ from split.codec.calibration import Calibration, Klt, read_calibration
 from split.codec.fidelity import divergence
 from split.codec.klt import BoundaryTables, decode_klt, encode_klt
 from split.errors import EngineFailed, InvalidModel, InvalidRequest
+from split.ids import CutId
 from split.profiles.contract import Contract, Data, Fidelity, InputContract
 from split.profiles.image_spec import ImageSpec
 from split.runtime.engine import Segment
@@ -180,16 +181,33 @@ def test_the_same_inputs_give_the_same_file(place: Place, made: Calibration, tmp
     assert (tmp_path / "again.isthmus").read_bytes() == place.out.read_bytes()
 
 
-def test_without_time_the_transform_goes_by_variance_and_says_so(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("between", "by"), [("Relu", "weights"), ("Tanh", "variance")])
+def test_without_time_the_transform_goes_by_the_weights_that_read_it_or_else_by_variance_and_says_so(
+    place: Place,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    between: str,
+    by: str,
 ) -> None:
-    monkeypatch.setattr("split.workbench.calibrate.PROBES_SHARE", 0.0)
+    text = NET.replace("wide = Conv(narrow, W3)", f"bent = {between}(narrow)  wide = Conv(bent, W3)")
+    onnx.save(weights_of(text), tmp_path / "model.onnx")
+    monkeypatch.setattr("split.workbench.calibration_budget.PROBES_SHARE", 0.0)
     with caplog.at_level(logging.WARNING):
-        found = calibrated(place, tmp_path / "hurried.isthmus")
+        made = calibrated(Place(tmp_path / "model.onnx", place.inputs, tmp_path / "out"))
     assert "0 of 12 inputs were asked how the outputs move" in caplog.text
-    assert "its transform goes by variance alone" in caplog.text
-    _, klt = narrow_klt(found)
-    assert klt.components == 4  # nothing was learnt of the fourth channel
+    told = {"weights": "the weights of the layers that read it", "variance": "variance alone"}
+    assert f"its transform goes by {told[by]}" in caplog.text
+    found = read_calibration(tmp_path / "out", made.model)
+    assert found is not None
+    cut, klt = narrow_klt(found)
+    assert found.tables[CutId(cut)].tensors[0].weighed_by == by
+    [line] = [line for line in _table(tmp_path / "out", found, CLOSE.data.fidelity) if line.startswith(cut)]
+    assert f"  {by:8}  narrow" in line
+    if by == "weights":
+        assert not klt.transform[:, 3].any()  # no weight reads the fourth channel
+        return
+    assert klt.components == 4  # nothing was learnt of it
     gram = klt.transform.astype(np.float64) @ klt.transform.T.astype(np.float64)
     np.testing.assert_allclose(gram, np.eye(4) * gram[0, 0], atol=1e-3 * gram[0, 0])  # a rotation in one scale
 
@@ -200,7 +218,7 @@ def test_a_contract_that_keeps_inputs_and_depth_gets_cuts_that_do(place: Place, 
     assert all("narrow" not in {one.spec.name for one in tables.tensors} for tables in found.tables.values())
 
 
-def test_a_model_that_says_only_what_it_finds_is_calibrated_by_variance(tmp_path: Path) -> None:
+def test_a_model_that_says_only_what_it_finds_is_calibrated_by_its_weights(tmp_path: Path) -> None:
     """Its output is as long as what it finds: no derivative tells of it."""
     text = NET.replace("float[n, 5] y", "float[k] y").replace(
         "p = GlobalAveragePool(s)  f = Flatten(p)  y = Gemm<transB = 1>(f, W4)",
@@ -210,8 +228,9 @@ def test_a_model_that_says_only_what_it_finds_is_calibrated_by_variance(tmp_path
     onnx.save(weights_of(text.replace(", float[5, 8] W4", "")), tmp_path / "model.onnx")
     np.savez(tmp_path / "inputs.npz", x=smooth(6))
     found = calibrated(Place(tmp_path / "model.onnx", tmp_path / "inputs.npz", tmp_path / "out"))
-    _, klt = narrow_klt(found)
-    assert klt.components == 4
+    cut, klt = narrow_klt(found)
+    assert found.tables[CutId(cut)].tensors[0].weighed_by == "weights"
+    assert klt.components == 3
 
 
 def test_a_model_without_cuts_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
@@ -268,7 +287,7 @@ def test_what_fails_among_the_pictures_leaves_no_session_open(
     def broken(*_: Any, **__: Any) -> list[Any]:
         raise EngineFailed("out of memory")
 
-    monkeypatch.setattr("split.workbench.calibrate.trace", broken)
+    monkeypatch.setattr("split.workbench.coded_pictures.trace", broken)
     spec = ImageSpec(resize=18, crop=16, mean=(127.0,) * 3, std=(60.0,) * 3)
     data = Data(inputs=(InputContract(name="x", encoded=spec),), fidelity=Fidelity(measure="kl", bound=0.05))
     with pytest.raises(EngineFailed):
@@ -346,8 +365,8 @@ def test_of_a_model_too_slow_for_the_budget_fewer_cuts_are_calibrated_on_fewer_i
     place: Place, made: Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert len(made.tables) == 3
-    monkeypatch.setattr("split.workbench.calibrate.CURVE_FLOPS", 1.0)
-    monkeypatch.setattr("split.workbench.calibrate.CUTS_MIN", 2)
+    monkeypatch.setattr("split.workbench.calibration_budget.CURVE_FLOPS", 1.0)
+    monkeypatch.setattr("split.workbench.calibration_budget.CUTS_MIN", 2)
     found = calibrated(place, tmp_path / "slow.isthmus")
     assert len(found.tables) == 2
     assert {curve.inputs for curve in found.curves.values()} == {6}
@@ -439,7 +458,7 @@ def test_of_a_model_with_very_many_boundaries_the_ranking_looks_at_fewer_channel
     monkeypatch.setattr("split.workbench.worth_coding.RANKED_COST_MAX", 1.0)
     monkeypatch.setattr("split.workbench.worth_coding.RANKED_CHANNELS_MIN", 2)
     monkeypatch.setattr(Statistics, "add", counted)
-    monkeypatch.setattr("split.workbench.calibrate.choose", lambda worth, *_, **__: [])
+    monkeypatch.setattr("split.workbench.calibration_budget.choose", lambda worth, *_, **__: [])
     with pytest.raises(InvalidModel):
         calibrated(place, tmp_path / "many.isthmus")
     assert set(looked_at) == {2}

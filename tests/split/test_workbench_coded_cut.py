@@ -50,7 +50,7 @@ class Handed(Linear):
         return dict(feeds)
 
 
-def halves(tail: Linear) -> Halves:
+def halves(tail: Linear, weights: Array | None = None) -> Halves:
     cut = Cut(
         id=CutId("c"),
         mask=1,
@@ -62,7 +62,7 @@ def halves(tail: Linear) -> Halves:
         tail_outputs=("y",),
     )
     spec = TensorSpec(name="x", dtype="FP32", shape=(1, 4, 3, 3))
-    return Halves(cut=cut, specs=(spec,), node_bitmap="01", head=Handed(), tail=tail)
+    return Halves(cut=cut, specs=(spec,), node_bitmap="01", head=Handed(), tail=tail, weights=lambda *_: weights)
 
 
 def sources_of(count: int, views: int) -> list[Source]:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from split.codec.calibration import LAYOUTS, CutTables, TensorTables
+from split.codec.calibration import INVERSE_TOLERANCE, LAYOUTS, CutTables, TensorTables
 from split.codec.klt import BoundaryTables, decode_klt, encode_klt
 from split.tensor import TensorSpec
 from split.workbench.klt_tables import Scales, Statistics, gaussian_bytes, klt_of, plain_sensitivity, transform_of
@@ -59,6 +59,26 @@ def test_channels_that_hardly_matter_are_kept_at_a_small_weight() -> None:
     assert transform.shape == (2, 2)
     # By 1e-9 of the weight, of which the diagonal's shrinking makes 0.3.
     np.testing.assert_allclose(np.abs(transform[1]), [0, math.sqrt(0.3e-9)], rtol=1e-3, atol=1e-12)
+
+
+def test_a_direction_that_exact_sensitivity_does_not_look_at_has_a_tenth_of_a_channels_precision() -> None:
+    """0.7 M + 0.3 of the unit matrix has 1.7 along [1, 1]; along [1, -1] 0.3, or 0.01 where that is known to be 0."""
+    for exact, unseen in ((True, 0.01), (False, 0.3)):
+        transform, inverse = transform_of(np.eye(2), np.ones((2, 2)), exact=exact)
+        np.testing.assert_allclose(np.abs(transform[0]), math.sqrt(1.7 / 2), rtol=1e-9)
+        np.testing.assert_allclose(np.abs(transform[1]), math.sqrt(unseen / 2), rtol=1e-6)
+        assert transform[0] @ transform[1] == pytest.approx(0)
+        np.testing.assert_allclose(transform @ inverse, np.eye(2), atol=1e-9)
+
+
+def test_tables_of_weights_that_look_at_few_directions_can_be_read_again() -> None:
+    random = np.random.default_rng(9)
+    a, weights = random.normal(0, 1, (2, 200, 200)) * np.exp(random.normal(0, 2, 200))
+    statistics = Statistics(layout="NCHW")
+    statistics.add((a @ random.normal(0, 1, (200, 2000))).reshape(1, 200, 40, 50).astype(np.float32))
+    klt = klt_of(statistics, weights[:9].T @ weights[:9], exact=True)
+    unit = klt.transform.astype(np.float64) @ klt.inverse.astype(np.float64)
+    assert np.abs(unit - np.eye(200)).max() < INVERSE_TOLERANCE / 2
 
 
 @pytest.mark.parametrize("constant", [0.0, 0.3, -1000.1])
