@@ -25,16 +25,13 @@ from split.codec.image import image_fingerprint
 from split.codec.payload import decode
 from split.errors import CompanionRefused, ConnectionLost, IsthmusError, RemoteProtocolError
 from split.graph.card import CutCard, digest_of_files
-from split.ids import KLT, OFFLOAD_CUT
+from split.ids import KLT, OFFLOAD_CUT, CutId
 from split.plan.plan import REENCODED
 from split.runtime.kernels import kernel_answers, kernels_differ
 from split.tensor import Tensors
 from split.transport.channel import Channel
 from split.transport.retry import Backoff
-from split.wire.messages import (
-    ModelOffer,
-    SegmentOpen,
-)
+from split.wire.messages import ModelOffer, SegmentOpen
 
 log = logging.getLogger(__name__)
 
@@ -203,16 +200,20 @@ class Openings:
         return True
 
     async def _open_cuts(self, model: ServedModel) -> None:
-        """One after the other, those used last first; those that fail for now once more when the others are through."""
+        """One after the other, those used last first; those that fail for now once more when the others are through.
+        The log is told of each cut why, and only of another reason than the last."""
         backoff = Backoff(first_s=RETRY_FIRST_S, cap_s=RETRY_CAP_S, draw=self._draw)
         _, recent = self._planner.recent_cuts(model.name)
         wanted = sorted(model.measured_cuts, key=lambda cut: cut.id not in recent)
+        said: dict[CutId, str] = {}
         while True:
             again = []
             for cut in wanted:
                 if (error := await _failure(self._open(model, cut))) is None:
                     continue
-                log.warning("model=%s cut=%s is not open: %s (%s)", model.name, cut.id, error, error.code)
+                if error.code != said.get(cut.id):
+                    log.warning("model=%s cut=%s is not open: %s (%s)", model.name, cut.id, error, error.code)
+                    said[cut.id] = error.code
                 self._planner.segment_not_ready(model.name, cut.id, str(error))
                 if error.code not in LASTING:
                     again.append(cut)

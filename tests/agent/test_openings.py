@@ -329,6 +329,28 @@ def test_what_is_refused_again_and_again_for_one_reason_is_logged_once(
     assert said[0].endswith("(BUDGET_EXCEEDED)")
 
 
+def test_a_cut_that_is_refused_again_and_again_is_logged_once_for_each_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused: list[str] = []
+
+    def busy_with_b(wanted: SegmentOpen, before: int) -> Sequence[Message]:
+        if wanted.cut != CUTS[1] or len(refused) == 6:
+            return opens(wanted, before)
+        refused.append("OVERLOADED" if len(refused) < 3 else "BUDGET_EXCEEDED")
+        return (Refused(code=refused[-1], message="not now", digest=wanted.digest, cut=wanted.cut),)
+
+    async def main() -> None:
+        async with running(World(tmp_path, on_cut=busy_with_b)) as world:
+            await world.until(lambda: world.opened() == set(CUTS))
+
+    run_in_virtual_time(main())
+    assert len(refused) == 6
+    said = [one.getMessage() for one in caplog.records if "is not open" in one.getMessage()]
+    assert [one.split()[-1] for one in said] == ["(OVERLOADED)", "(BUDGET_EXCEEDED)"]
+    assert all(f"cut={CUTS[1]} " in one for one in said)
+
+
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0, 5e-324, 1e300])
 def test_a_companion_that_needs_no_time_or_all_of_it_shares_nothing(tmp_path: Path, wrong: float) -> None:
     def wrong_whole(offer: ModelOffer, before: int) -> Sequence[Message]:
