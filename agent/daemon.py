@@ -103,25 +103,13 @@ class Daemon:
         journal = Journal(planner.power)
         recorder = self._recorder(planner)
         journal.on_entry = recorder.note
-        uplink = Uplink(
-            companions=[str(address) for address in config.companions],
-            dial=self._metered_dial,
-            planner=planner,
-            golden=golden,
-            backoff=Backoff(),
-            knock=knock,
-            identity_is=lambda: self._credentials.stamp() if config.companions else None,
-        )
+        uplink = self._uplink(planner, golden)
         repository = self._repository(planner, uplink, golden, machine=machine.digest)
         lateness = Lateness(queue_ms=lambda: compute.queue_ms)
         compute.on_load, uplink.on_silence = lateness.make_room, lateness.hurry_all
         health = Health(compute)
         renewal = Renewal(self._credentials, ask=uplink.ask_renewal) if config.companions else None
-        fingerprinting = Fingerprinting(
-            machine=machine,
-            folder=config.state_dir,
-            idle=lambda: compute.queue_ms == 0.0 and any(one.profile is not None for one in repository.served()),
-        )
+        fingerprinting = self._fingerprinting(machine, compute, repository)
         self.service = DaemonService(
             intake=Intake(default_deadline_ms=config.limits.default_deadline_ms, room=self._room),
             serve=Serve(
@@ -130,7 +118,7 @@ class Daemon:
                 uplink=uplink,
                 lateness=lateness,
                 journal=journal,
-                spot_check_every=self._config.spot_check_every,
+                spot_check_every=config.spot_check_every,
             ),
             repository=repository,
             journal=journal,
@@ -218,6 +206,27 @@ class Daemon:
             price_per_companion_s=config.link.price_per_companion_s,
             files=RecordFiles(config.state_dir / "record", days=config.record.days) if config.record.enabled else None,
             now_s=asyncio.get_running_loop().time,
+        )
+
+    def _uplink(self, planner: Planner, golden: Golden) -> Uplink:
+        """It dials once `_reach_out` starts it."""
+        companions = self._config.companions
+        return Uplink(
+            companions=[str(address) for address in companions],
+            dial=self._metered_dial,
+            planner=planner,
+            golden=golden,
+            backoff=Backoff(),
+            knock=knock,
+            identity_is=lambda: self._credentials.stamp() if companions else None,
+        )
+
+    def _fingerprinting(self, machine: Machine, compute: Compute, repository: Repository) -> Fingerprinting:
+        """Of this machine, while nothing is asked of it and a model is measured."""
+        return Fingerprinting(
+            machine=machine,
+            folder=self._config.state_dir,
+            idle=lambda: compute.queue_ms == 0.0 and any(one.profile is not None for one in repository.served()),
         )
 
     def _reach_out(self, uplink: Uplink, renewal: Renewal | None) -> None:

@@ -30,6 +30,7 @@ from split.codec.payload import SPOKEN
 from split.errors import ChannelError, ConfigError
 from split.identity.contexts import Identity
 from split.identity.credentials import Credentials
+from split.profiles.address import HostPort
 from split.profiles.load import claim, require_writable
 from split.runtime.kernels import kernel_answers
 from split.runtime.machine import read_machine
@@ -91,18 +92,7 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
     pieces = await asyncio.to_thread(lambda: Pieces(tuning.threads))
     stack.callback(pieces.close)
     pace = Pace(pieces, is_busy=lambda: executor.running_s > 0.0)
-    companion = Companion(
-        store=ModelStore(config.state_dir / "models", budget_bytes=config.models_bytes),
-        segments=segments,
-        executor=executor,
-        admission=Admission(
-            Bounds(inflight_bytes=config.limits.inflight_bytes, device_bytes=config.limits.device_bytes)
-        ),
-        metrics=Metrics(),
-        decoded_bytes=config.limits.inflight_bytes,
-        renewals=renewals,
-        pace=pace,
-    )
+    companion = _companion(config, segments, executor, renewals, pace)
     stack.callback(companion.disk.shutdown)
     reception = Reception(companion)
     reception.revoke(revocations.serials)
@@ -125,14 +115,7 @@ async def _start(config: CompanionConfig, stack: contextlib.AsyncExitStack) -> N
     stack.push_async_callback(lambda: reception.send_home("the companion is stopping", within_s=DRAIN_S))
     beside = [feed_watchdog(live), revocations.run(), renewals.keep_own(), pace.run()]
     if config.enroll_listen is not None:
-        enrolment = Enrolment(
-            config.enroll_listen,
-            identity=credentials.identity,
-            register=register,
-            tokens=TokenStore(tokens_folder(config)),
-            days=config.certificate_days,
-            now_s=credentials.known_time.now_s,
-        )
+        enrolment = _enrolment(config, config.enroll_listen, credentials, register)
         stack.push_async_callback(enrolment.close)
         beside.append(enrolment.run())
     for work in beside:
@@ -167,6 +150,35 @@ def _credentials(config: CompanionConfig, revocations: Revocations) -> Credentia
     if warning := credentials.require():
         log.warning("%s", warning)
     return credentials
+
+
+def _companion(
+    config: CompanionConfig, segments: Segments, executor: LocalExecutor, renewals: Renewals, pace: Pace
+) -> Companion:
+    """What all sessions share."""
+    limits = config.limits
+    return Companion(
+        store=ModelStore(config.state_dir / "models", budget_bytes=config.models_bytes),
+        segments=segments,
+        executor=executor,
+        admission=Admission(Bounds(inflight_bytes=limits.inflight_bytes, device_bytes=limits.device_bytes)),
+        metrics=Metrics(),
+        decoded_bytes=limits.inflight_bytes,
+        renewals=renewals,
+        pace=pace,
+    )
+
+
+def _enrolment(config: CompanionConfig, place: HostPort, credentials: Credentials, register: Register) -> Enrolment:
+    """New devices, at a door of their own."""
+    return Enrolment(
+        place,
+        identity=credentials.identity,
+        register=register,
+        tokens=TokenStore(tokens_folder(config)),
+        days=config.certificate_days,
+        now_s=credentials.known_time.now_s,
+    )
 
 
 async def _listen(
