@@ -151,6 +151,7 @@ def _cells(
             splits = sorted((plan for plan in first if plan.startswith("split")), key=lambda plan: first[plan])
             plans = [LOCAL, *(plan for plan in PICTURES if plan in stages), *splits[:SPLITS_RUN]]
             pair.condition(conditions)
+            pair.reconnect()
             found = _cell(pair, subject, samples, plans, link, slowdown)
             print(f"  {link}, {slowdown:g}× slower: {found.auto_plan}, gain {found.contest.gain:.2f}", flush=True)
             yield found
@@ -163,6 +164,7 @@ def _cell(
     with pair.client() as client:
         for plan in plans:
             _wait_for(client, subject, samples[0], plan)
+        pair.wait_until_idle()
         for turn in range(ROUNDS):
             for plan in random.Random(turn).sample(sorted(asked), len(asked)):
                 time.sleep(PAUSE_S)
