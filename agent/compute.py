@@ -80,6 +80,7 @@ class Job(asyncio.Future[Timed[T]]):
         return 0.0 if self.started_at_s is None else (time.monotonic() - self.started_at_s) * 1e3
 
     def cancel(self, msg: Any | None = None) -> bool:
+        """As of a future; a run that is under way is stopped, one that waits never begins."""
         cancelled = super().cancel(msg)
         if cancelled:
             self._compute.withdraw(self)
@@ -168,6 +169,7 @@ class Compute:
 
     @property
     def slowdown(self) -> float:
+        """`emulation.slowdown`; 1.0: none."""
         return self._hold_ratio + 1.0
 
     @property

@@ -58,6 +58,7 @@ class ServedModel:
 
     @property
     def digest(self) -> ModelDigest:
+        """Of its files."""
         return self.card.digest
 
     @cached_property
@@ -83,6 +84,7 @@ class ServedModel:
 
     @cached_property
     def output_names(self) -> tuple[str, ...]:
+        """In the model's order."""
         return tuple(spec.name for spec in self.card.outputs)
 
     @cached_property
@@ -130,9 +132,11 @@ class ServedModel:
         return self.store.get(self._whole_path)
 
     def head(self, cut: CutId) -> Segment:
+        """The head of `cut`, opened if it is not (blocking)."""
         return self.store.get(self._head_path(cut))
 
     def tail(self, cut: CutId) -> Segment:
+        """The tail, in the same way."""
         return self.store.get(self._finish_path(cut))
 
     async def opened_head(self, cut: CutId) -> Segment:

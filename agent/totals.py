@@ -24,6 +24,7 @@ class Times:
     buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_MS) + 1))
 
     def add(self, ms: float) -> None:
+        """One more request took so long."""
         self.count += 1
         self.sum_ms += ms
         self.buckets[bisect_left(BUCKETS_MS, ms)] += 1

@@ -78,6 +78,7 @@ class Upload:
 
     @property
     def total_bytes(self) -> int:
+        """Of all files."""
         return sum(size for _, size, _ in self.files)
 
     @property

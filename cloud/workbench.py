@@ -23,21 +23,26 @@ class ChildWorkbench:
     """`cloud.segments.Workbench` over `python -m split.workbench`."""
 
     async def probe(self, model: Path) -> None:
+        """As `Workbench.probe`."""
         await run_child(["probe", str(model)], timeout_s=PROBE_TIMEOUT_S)
 
     async def prepare(self, model: Path, folder: Path, dims: Mapping[str, int]) -> None:
+        """As `Workbench.prepare`."""
         command = ["prepare", str(model), "--folder", str(folder), "--dims", json.dumps(dict(dims))]
         await run_child(command, timeout_s=JOB_TIMEOUT_S)
 
     async def rehearse(self, model: Path, folder: Path, feeds: Path, names: Collection[str]) -> None:
+        """As `Workbench.rehearse`."""
         command = ["rehearse", str(model), "--folder", str(folder), "--feeds", str(feeds), "--names", ",".join(names)]
         await run_child(command, timeout_s=JOB_TIMEOUT_S)
 
     async def part(self, model: Path, folder: Path, cut: CutId, node_bitmap: str) -> CutCard:
+        """As `Workbench.part`."""
         command = ["part", str(model), "--folder", str(folder), "--cut", cut, "--bitmap", node_bitmap]
         await run_child(command, timeout_s=JOB_TIMEOUT_S)
         return read_cut(folder, cut)
 
     async def optimise(self, model: Path, folder: Path, cuts: Collection[str]) -> None:
+        """As `Workbench.optimise`."""
         command = ["optimise", str(model), "--folder", str(folder), "--cuts", ",".join(cuts)]
         await run_child(command, timeout_s=OPTIMISE_TIMEOUT_S)

@@ -63,6 +63,7 @@ class LocalExecutor:
         self._thread.start()
 
     def wait_ms(self, device: str) -> float:
+        """As `TailExecutor.wait_ms`."""
         with self._ready:
             rest_ms = 0.0
             if self._running is not None:
@@ -75,6 +76,7 @@ class LocalExecutor:
             return rest_ms + own_ms + others_ms
 
     async def open(self, path: Path) -> None:
+        """As `TailExecutor.open`."""
         async with self._opening:
             try:
                 async with asyncio.timeout(self._open_timeout_s):
@@ -87,6 +89,7 @@ class LocalExecutor:
                 ) from None
 
     def forget(self, place: Path) -> None:
+        """As `TailExecutor.forget`."""
         self._segments.forget(place)
 
     @property
@@ -96,6 +99,7 @@ class LocalExecutor:
         return 0.0 if running is None else time.monotonic() - running[1]
 
     async def run(self, work: Work) -> Done:
+        """As `TailExecutor.run`."""
         job = _Job(work=work, entered_at_s=time.monotonic())
         with self._ready:
             if self._closed:
@@ -111,6 +115,7 @@ class LocalExecutor:
             raise
 
     def close(self) -> None:
+        """No new work begins; what runs has `CLOSE_S` to end."""
         with self._ready:
             self._closed = True
             self._ready.notify()

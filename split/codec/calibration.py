@@ -90,10 +90,12 @@ class Klt:
 
     @property
     def components(self) -> int:
+        """That are coded, of `channels`."""
         return int(self.transform.shape[0])
 
     @property
     def channels(self) -> int:
+        """Of the tensor, what the transform mixes."""
         return int(self.transform.shape[1])
 
 

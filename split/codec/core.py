@@ -88,6 +88,7 @@ class Native:
         )
 
     def forward(self, shape: Shape, level: Level, found: Array) -> tuple[Array, bool, bool]:
+        """As `Core.forward`."""
         quantised = np.empty((shape.positions, shape.blocks, shape.components), np.int32)
         flags = self._forward(
             byref(_map(shape)),
@@ -102,6 +103,7 @@ class Native:
         return quantised, bool(flags & 1), bool(flags & 2)
 
     def inverse(self, shape: Shape, level: Level, quantised: Array) -> Array:
+        """As `Core.inverse`."""
         found = np.empty((shape.batch, shape.height, shape.width, shape.components), np.float32)
         self._inverse(
             byref(_map(shape)),
@@ -113,6 +115,7 @@ class Native:
         return found
 
     def pack(self, order: Order, quantised: Array) -> bytes:
+        """As `Core.pack`."""
         blocks = quantised.shape[1]
         stream = np.empty(order.count * blocks * _BYTES_MAX + _STATE_BYTES, np.uint8)
         length = self._pack(
@@ -128,6 +131,7 @@ class Native:
         return stream[stream.size - length :].tobytes()
 
     def unpack(self, order: Order, stream: memoryview, blocks: int) -> Array | None:
+        """As `Core.unpack`."""
         quantised = np.zeros((order.coded.shape[0], blocks, order.coded.shape[1]), np.int32)
         data = np.frombuffer(stream, np.uint8)
         failed = self._unpack(

@@ -36,6 +36,7 @@ class Fallback:
     working = 16
 
     def forward(self, shape: Shape, level: Level, found: Array) -> tuple[Array, bool, bool]:
+        """As `Core.forward`."""
         with np.errstate(invalid="ignore", over="ignore"):
             centred = found.reshape(shape.batch, shape.height, shape.width, shape.components) - level.offset
             blocks = _dct_forward(blocks_of(shape, centred), shape)
@@ -48,6 +49,7 @@ class Fallback:
         return np.where(blocks < 0, -magnitudes, magnitudes), spilled, unfit
 
     def inverse(self, shape: Shape, level: Level, quantised: Array) -> Array:
+        """As `Core.inverse`."""
         magnitudes = (np.abs(quantised).astype(np.float32) + level.bias[:, None]) * np.float32(level.step)
         values = np.where(quantised == 0, np.float32(0), np.where(quantised < 0, -magnitudes, magnitudes))
         tiles = values.reshape(shape.rows, shape.columns, shape.blocks, shape.components)
@@ -58,6 +60,7 @@ class Fallback:
         return _map(shape, tiles)
 
     def pack(self, order: Order, quantised: Array) -> bytes:
+        """As `Core.pack`."""
         wanted = np.broadcast_to(order.coded[:, None], quantised.shape)
         values = quantised[wanted]
         if values.size and max(int(values.max()), -int(values.min())) > laplace.LARGEST:
@@ -65,6 +68,7 @@ class Fallback:
         return _pack(values, np.broadcast_to(order.tables[:, None], quantised.shape)[wanted])
 
     def unpack(self, order: Order, stream: memoryview, blocks: int) -> Array | None:
+        """As `Core.unpack`."""
         shape = (order.coded.shape[0], blocks, order.coded.shape[1])
         wanted = np.broadcast_to(order.coded[:, None], shape)
         found = _unpack(np.broadcast_to(order.tables[:, None], shape)[wanted], stream)

@@ -36,6 +36,7 @@ class Shape:
 
     @property
     def positions(self) -> int:
+        """Coefficients of one block of one component."""
         return self.rows * self.columns
 
     @property
@@ -45,6 +46,7 @@ class Shape:
 
     @property
     def coefficients(self) -> int:
+        """Of the whole tensor."""
         return self.positions * self.blocks * self.components
 
 
@@ -198,11 +200,12 @@ class Core(Protocol):
     """Memory that decoding takes at most, in units of the decoded bytes in a payload's header: measured."""
 
     def forward(self, shape: Shape, level: Level, found: Array) -> tuple[Array, bool, bool]:
-        """Map → INT32 [positions, blocks, components]; whether one that is not coded in `usual` is not 0; whether one
-        is above `laplace.LARGEST` or not a number, and the coefficients are of no use."""
+        """FP32 map [batch, height, width, components] → INT32 [positions, blocks, components]; whether one that is not
+        coded in `usual` is not 0; whether one is above `laplace.LARGEST` or not a number, and the coefficients are of
+        no use."""
 
     def inverse(self, shape: Shape, level: Level, quantised: Array) -> Array:
-        """Coefficients → map."""
+        """INT32 [positions, blocks, components] → FP32 map [batch, height, width, components]."""
 
     def pack(self, order: Order, quantised: Array) -> bytes:
         """The stream of INT32 [positions, blocks, components]; what is not in `order` is not looked at. CodecError for

@@ -95,6 +95,7 @@ class Extent(msgspec.Struct, frozen=True, array_like=True):
     steps: tuple[Step, ...] = ()
 
     def at(self, sizes: Sequence[int]) -> int:
+        """The extent for these sizes of the model's open dims."""
         return self.base + sum(step.times * ((sizes[step.dim] + step.add) // step.by) for step in self.steps)
 
 
@@ -109,6 +110,7 @@ class Elements(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def exact(self) -> bool:
+        """Whether it is the product; else only about so many."""
         return self.per_input_element == 0.0
 
 

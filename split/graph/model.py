@@ -90,6 +90,7 @@ class Model:
 
     @property
     def opset(self) -> int:
+        """Version of the default operator set; 1 where the file imports none."""
         imports = self.source.graph.opset_imports
         return imports.get("", imports.get("ai.onnx", 1))
 

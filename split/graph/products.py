@@ -61,6 +61,7 @@ class Products:
         return tuple(self._extents + dim for dim in dims), float(constant)
 
     def want(self, products: Sequence[Factors]) -> None:
+        """Lay out these products, for `at` to give in this order."""
         one = self._extents + self._variables
         most = max(map(len, products), default=0)
         filled = [[*factors, *[one] * (most - len(factors))] for factors in products]

@@ -113,6 +113,7 @@ class Weighed:
 
     @property
     def everything(self) -> int:
+        """The set of all nodes, a bit each."""
         return (1 << len(self.device)) - 1
 
     @cached_property

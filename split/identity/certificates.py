@@ -246,6 +246,7 @@ def _key_usage(*, authority: bool) -> x509.KeyUsage:
 
 
 def load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """Certificate and key of the authority in `folder`; IdentityError where one is missing or no such thing."""
     cert, key = folder / "ca.pem", folder / "ca-key.pem"
     try:
         certificate = x509.load_pem_x509_certificate(cert.read_bytes())

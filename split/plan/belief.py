@@ -59,6 +59,7 @@ class Surprise(NamedTuple):
 
     @property
     def sigmas(self) -> float:
+        """How many standard deviations off."""
         return self.ms / math.sqrt(self.variance)
 
 
@@ -71,6 +72,7 @@ class Belief(NamedTuple):
     covariance: Covariance
 
     def expected_ms(self, measured: Measured) -> float:
+        """What this much over the link is expected to take, in the mean."""
         return measured.rounds * self.rtt + measured.ms_of_bytes(self)
 
     def surprise(self, measured: Measured, noise: float) -> Surprise:

@@ -286,6 +286,7 @@ class CloudQueue:
         self._seen_at_s = -math.inf
 
     def observe(self, queue_ms: float, now_s: float) -> None:
+        """A reply had waited so long there."""
         error = queue_ms - self._mean
         self._mean += self.GAIN * error
         self._variance = (1.0 - self.GAIN) * (self._variance + self.GAIN * error * error)

@@ -71,6 +71,7 @@ class Backlog:
 
     @property
     def total_ms(self) -> float:
+        """Of all stations."""
         return self.device_ms + self.link_ms + self.companion_ms
 
 

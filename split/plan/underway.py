@@ -73,7 +73,9 @@ class Underway:
         return not self._began
 
     def link_ms(self, now_s: float) -> float:
+        """Work of requests under way that the link has still to do."""
         return self._link.left_ms(now_s)
 
     def companion_ms(self, now_s: float) -> float:
+        """The same of the companion."""
         return self._companion.left_ms(now_s)

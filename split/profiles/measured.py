@@ -142,6 +142,7 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tuning(self) -> Tuning:
+        """What the model was measured with, and is served with."""
         return Tuning(threads=self.threads, spin_us=self.spin_us)
 
     def holds_for(self, *, digest: ModelDigest, runtime: str, fingerprint: str, basis: str) -> bool:

@@ -31,6 +31,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_rates(rates: Rates, path: Path) -> None:
+    """As JSON; OSError where it cannot be written."""
     path.write_bytes(msgspec.json.encode(rates))
 
 

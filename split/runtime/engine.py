@@ -37,10 +37,12 @@ class Segment(Protocol):
     """A head, a tail or a whole model, opened. Not thread-safe unless its engine says so."""
 
     @property
-    def inputs(self) -> tuple[str, ...]: ...
+    def inputs(self) -> tuple[str, ...]:
+        """Names, in the graph's order."""
 
     @property
-    def outputs(self) -> tuple[str, ...]: ...
+    def outputs(self) -> tuple[str, ...]:
+        """Names, in the graph's order."""
 
     def run(
         self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None, *, stop: Stop | None = None

@@ -26,6 +26,7 @@ class LruK(Generic[K]):
         """(last use, the one before it, 0 = never), least recently used first."""
 
     def use(self, name: K) -> None:
+        """It is used now; of the names used longest ago one may be forgotten."""
         self._now += 1
         last, _ = self._uses.get(name, (0, 0))
         self._uses[name] = (self._now, last)
@@ -34,6 +35,7 @@ class LruK(Generic[K]):
             self._uses.popitem(last=False)
 
     def forget(self, name: K) -> None:
+        """As if it had never been used; unknown names are ignored."""
         self._uses.pop(name, None)
 
     def in_order(self, names: Iterable[K]) -> list[K]:

@@ -94,6 +94,7 @@ def place_of(folder: Path, key: str) -> Path:
 
 
 def content_digest(content: bytes | memoryview) -> str:
+    """BLAKE2b in hex, as the manifest names contents."""
     return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).hexdigest()
 
 

@@ -254,10 +254,12 @@ class OrtSegment:
 
     @property
     def inputs(self) -> tuple[str, ...]:
+        """As `Segment.inputs`."""
         return tuple(spec.name for spec in self.input_specs)
 
     @property
     def outputs(self) -> tuple[str, ...]:
+        """As `Segment.outputs`."""
         return tuple(self._outputs)
 
     def run(

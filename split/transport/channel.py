@@ -101,10 +101,12 @@ class Channel(Protocol):
     """Owned by one task for receiving; `send` may be called from any task of the same loop."""
 
     @property
-    def peer(self) -> PeerIdentity: ...
+    def peer(self) -> PeerIdentity:
+        """Who the other side is, by its certificate."""
 
     @property
-    def peer_hello(self) -> Hello: ...
+    def peer_hello(self) -> Hello:
+        """What it said first."""
 
     @property
     def closed_because(self) -> str | None:

@@ -41,6 +41,7 @@ class Arriving:
 
     @property
     def missing(self) -> int:
+        """Bytes that have still to come."""
         return self.metadata_bytes + self.payload_bytes - self.filled
 
     @property

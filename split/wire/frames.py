@@ -55,6 +55,7 @@ class FrameHeader:
     """Of the whole message; BEGIN only, 0 elsewhere."""
 
     def encode(self) -> bytes:
+        """The header in 20 bytes, as PROTOCOL.md has them."""
         return _HEADER.pack(
             self.kind, self.priority, 0, self.number, self.body_bytes, self.metadata_bytes, self.payload_bytes
         )

@@ -34,6 +34,7 @@ class Outgoing:
 
     @property
     def begun(self) -> bool:
+        """Whether a frame of it has left."""
         return self.frames.number > 0
 
 
