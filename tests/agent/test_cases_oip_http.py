@@ -1,6 +1,6 @@
 """The HTTP cases of the case list, each by its id, before the whole daemon: real sockets, real runtime, no companion.
 
-Their gRPC halves belong to the gRPC door. Where a case names milliseconds, a fake clock decides (`test_serve.py`) and
+Their gRPC halves belong to the gRPC door. Where a case names milliseconds, a fake clock decides (`serve_lab.py`) and
 `scripts/bench cases` measures.
 """
 

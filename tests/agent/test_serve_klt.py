@@ -1,6 +1,6 @@
 """Codec klt under a fake clock: refused for want of its calibration, watched for bytes and fidelity, in parts.
 
-The laboratory is that of `test_serve.py`, its tiny model served in rows; expected outputs are its formula's. The
+The laboratory is that of `serve_lab.py`, its tiny model served in rows; expected outputs are its formula's. The
 calibration is made up: identity transforms whose step is 2^-8, or 2^2 at the coarse level.
 """
 
@@ -39,7 +39,7 @@ from split.profiles.measured import CodecCosts, Point
 from split.transport.memory import MemoryChannel, memory_pair
 from split.transport.virtual_time import run_in_virtual_time
 from split.wire.messages import NO_CALIBRATION, Infer, Message, ModelOffer, Refused, SegmentOpen
-from tests.agent.test_serve import HELLO, WHOLE_MS, Behaviour_, Lab, answer
+from tests.agent.serve_lab import HELLO, WHOLE_MS, Behaviour_, Lab, answer
 
 FINE, COARSE = 64, 144
 CONTRACT = Contract(data=Data(codecs=("raw", "klt"), fidelity=Fidelity(measure="relative", bound=0.05)))

@@ -1,4 +1,4 @@
-"""agent/shadowing.py on its own: whether a detector's answers agree. All else of it is in test_serve.py, in a lab."""
+"""agent/shadowing.py on its own: whether a detector's answers agree. All else of it is in test_serve_shadow.py."""
 
 from __future__ import annotations
 
