@@ -174,13 +174,13 @@ class CompanionView:
 
     # -- learning -----------------------------------------------------------------------------------------------------
 
-    def observe_ping(self, rtt_ms: float, now_s: float, *, padding_bytes: int) -> None:
+    def observe_ping(self, rtt_ms: float, now_s: float, *, padding_bytes: int, pong_bytes: int) -> None:
         """As `Planner.observe_ping`."""
         if now_s - rtt_ms / 1000.0 < self._back_at_s:
             return
         self._before_late = None
         before = self.link(now_s)
-        self._observe_link(padding_bytes, 0, rtt_ms, now_s)
+        self._observe_link(padding_bytes, pong_bytes, rtt_ms, now_s)
         if _is_another(before, self.link(now_s)):
             self._probing.changed()
 
@@ -238,19 +238,34 @@ class CompanionView:
         self, up_bytes: int, down_bytes: int, network_ms: float, now_s: float, *, at_least: bool = False
     ) -> None:
         self._link.observe(up_bytes, down_bytes, network_ms, now_s, at_least=at_least)
-        self._probing.carried(up_bytes, now_s)
+        self._probing.carried(up_bytes, down_bytes, now_s)
 
     def probe_wanted(self, power: PowerModel, now_s: float) -> int:
         """As `Planner.probe_wanted`, where there is a model to decide for."""
+        link = self.link(now_s)
+        if not self._may_probe(power, link):
+            return 0
+        return self._probing.wanted(link, surprised=self._link.surprised, now_s=now_s)
+
+    def pong_wanted(self, power: PowerModel, now_s: float) -> int:
+        """As `Planner.pong_wanted`, where a model stays here for its reply."""
+        link = self.link(now_s)
+        if not self._may_probe(power, link):
+            return 0
+        return self._probing.pong_wanted(link, surprised=self._link.surprised, now_s=now_s)
+
+    def _may_probe(self, power: PowerModel, link: LinkEstimate) -> bool:
+        """Whether a probe may cost anything now; how much, the probing is told."""
         metered = self.metered()
         if self.remote_reason or (metered is not None and not metered.may_probe):
-            return 0
-        link = self.link(now_s)
+            return False
         by_meter = math.inf if metered is None else metered.probe_bytes_per_hour
-        joules_per_byte = at_rates(power, link, 0).send_w * link.up_ms_per_byte / 1000.0
-        by_joules = self._probe_joules_per_hour / joules_per_byte if joules_per_byte > 0.0 else math.inf
-        self._probing.spend_at_most(min(by_meter, by_joules))
-        return self._probing.wanted(link, surprised=self._link.surprised, now_s=now_s)
+        draws = at_rates(power, link, 0)
+        up_j, down_j = draws.send_w * link.up_ms_per_byte / 1000.0, draws.receive_w * link.down_ms_per_byte / 1000.0
+        by_joules = self._probe_joules_per_hour / up_j if up_j > 0.0 else math.inf
+        dearer = down_j / up_j if by_joules < by_meter else 1.0
+        self._probing.spend_at_most(min(by_meter, by_joules), down_byte_costs=max(dearer, 1.0))
+        return True
 
     # -- status -------------------------------------------------------------------------------------------------------
 

@@ -74,7 +74,8 @@ class Link(_Section, frozen=True, kw_only=True):
     """Bytes that probes of an idle link may cost; 2 MB an hour are 4.4 kbit/s. Beside it 2 % of the bytes that requests
     moved may be spent, 2 MB of them saved at most. 0: only real traffic teaches."""
     probe_joules_per_hour: _NotNegative = 360.0
-    """Joules that sending them may cost, where the radio's power is known; 360 an hour are 0.1 W on average."""
+    """Joules that sending and receiving them may cost, where the radio's power is known; 360 an hour are 0.1 W on
+    average."""
     metered_bytes_per_month: _Bytes | None = None
     """Bytes that may cross the link to companions in a calendar month (UTC), both ways: requests, replies, models,
     probes. When they are used up everything runs here until the next month. None stated: counted, not bounded."""

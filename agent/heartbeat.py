@@ -31,7 +31,7 @@ from split.plan.probing import PING_BYTES
 from split.plan.slow_start import SendWindow
 from split.transport.channel import Channel, Incoming, LinkFacts
 from split.transport.pacing import PROBING_SEGMENTS
-from split.wire.messages import Ping, Priority
+from split.wire.messages import PONG_BYTES_SINCE_MINOR, Ping, Priority
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +94,8 @@ class Heartbeat:
         if knock is not None:
             port = int(opened.address.rpartition(":")[2])
             self._knocking = Knocking(self._channel, port, knock, self._passes_again)
+        self._pongs_weigh = self._channel.peer_hello.minor >= PONG_BYTES_SINCE_MINOR
+        """The companion sends padding down where it is asked to."""
         self._pings: dict[int, tuple[float, int, bool]] = {}
         """Nonce → when it was sent, its padding in bytes, and whether nothing else was under way; the oldest first."""
         self._nonces = itertools.count(1)
@@ -135,13 +137,13 @@ class Heartbeat:
         if usable and not self._waiting.unanswered:
             self._probe()  # where it was a surprise: a stall, or another link?
 
-    def pong(self, nonce: int, received_at_s: float) -> None:
-        """It was the answer to a ping."""
+    def pong(self, nonce: int, received_at_s: float, pong_bytes: int) -> None:
+        """It was the answer to a ping, with so many bytes of padding."""
         if (ping := self._pings.pop(nonce, None)) is not None:
             sent_at_s, padding, alone = ping
             if alone:  # among requests it has waited behind their bytes, which is not the link's round trip
                 rtt_ms = (received_at_s - sent_at_s) * 1000
-                self._planner.observe_ping(rtt_ms, self._now(), padding_bytes=padding)
+                self._planner.observe_ping(rtt_ms, self._now(), padding_bytes=padding, pong_bytes=pong_bytes)
             heavy = padding > 0  # those may travel on another connection; on one, answers keep their order
             for older in [n for n, (_, size, _) in self._pings.items() if n < nonce and (size > 0) == heavy]:
                 del self._pings[older]  # that answer will not come
@@ -180,12 +182,13 @@ class Heartbeat:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def _ping(self, padding: int) -> None:
+    def _ping(self, padding: int, pong_bytes: int = 0) -> None:
         nonce = next(self._nonces)
         if padding > PING_BYTES:
             self._channel.look_afresh(self._planner.rtt_ms(self._now()))
         try:
-            self._channel.send(Ping(nonce=nonce, padding=bytes(padding)), priority=Priority.CONTROL)
+            ping = Ping(nonce=nonce, padding=bytes(padding), pong_bytes=pong_bytes)
+            self._channel.send(ping, priority=Priority.CONTROL)
         except IsthmusError:  # gone, or full: the next tick asks again
             return
         self._pings[nonce] = (self._now(), padding, not self._waiting.unanswered)
@@ -198,7 +201,9 @@ class Heartbeat:
 
     def _probe(self) -> None:
         """Ping where the planner wants to know more of the link."""
-        if (padding := self._planner.probe_wanted(self._now())) > 0:
+        if self._pongs_weigh and (pong_bytes := self._planner.pong_wanted(self._now())) > 0:
+            self._ping(PING_BYTES, pong_bytes)
+        elif (padding := self._planner.probe_wanted(self._now())) > 0:
             self._ping(padding)
 
     async def run(self) -> Opened | str:

@@ -179,10 +179,10 @@ class Knowledge:
 
     # -- learning -----------------------------------------------------------------------------------------------------
 
-    def observe_ping(self, rtt_ms: float, now_s: float, *, padding_bytes: int = 0) -> None:
-        """A ping came back; `padding_bytes`: the weight that it carried up. One that was out during a silence says how
-        long that was, not what the link is like: nothing is learned from it."""
-        self._companion.observe_ping(rtt_ms, now_s, padding_bytes=padding_bytes)
+    def observe_ping(self, rtt_ms: float, now_s: float, *, padding_bytes: int = 0, pong_bytes: int = 0) -> None:
+        """A ping came back; `padding_bytes`: the weight that it carried up, `pong_bytes`: that came down with its pong.
+        One that was out during a silence says how long that was, not what the link is like: nothing is learned."""
+        self._companion.observe_ping(rtt_ms, now_s, padding_bytes=padding_bytes, pong_bytes=pong_bytes)
 
     def observe_transfer(
         self, up_bytes: int, down_bytes: int, network_ms: float, now_s: float, *, up_bytes_max: int = 0

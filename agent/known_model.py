@@ -6,6 +6,7 @@ No I/O, no clock, one thread (the event loop's), as the planner.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -20,6 +21,7 @@ from split.plan.exploring import Explorer
 from split.plan.objective import SIGMAS
 from split.plan.observation import Floats, Opening
 from split.plan.plan import Decision, Placement, Plan
+from split.plan.probing import BUSY_MAX_S
 from split.plan.slack import margin_ratio
 from split.plan.table import LOCAL_ROW, PlanTable
 from split.profiles.contract import Behaviour, Contract
@@ -69,6 +71,8 @@ class KnownModel:
     opening_ms: Callable[[], OpeningMs]
     explorer: Explorer | None
     """None for class gold, whose requests try nothing out, and where a try that fails would have no answer."""
+    _reply_decides: Callable[[], bool] = lambda: False
+    _decided_at_s: float = -math.inf
     _opening_known: OpeningMs | None = None
     _opening: Opening | None = None
 
@@ -116,13 +120,18 @@ class KnownModel:
             self._opening_known = known
         return self._opening
 
-    def decided(self, decision: Decision) -> None:
+    def decided(self, decision: Decision, now_s: float) -> None:
         """A request was decided freely, and nothing tried with it."""
+        self._reply_decides, self._decided_at_s = decision.reply_decides, now_s
         self.incumbent = self.costs.table.row_of[decision.chosen.plan]
         self.decisions += 1
         for cut in (decision.chosen.plan.cut, decision.worth_opening):
             if cut is not None and self.recent_cuts[:1] != (cut,):
                 self.recent_cuts = (cut, *(other for other in self.recent_cuts if other != cut))[:RECENT_CUTS]
+
+    def stays_for_reply(self, now_s: float) -> bool:
+        """Whether the last request, which is not long ago, stayed here only for what its reply would have taken."""
+        return now_s - self._decided_at_s < BUSY_MAX_S and self._reply_decides()
 
     def finish_margin_ratio(self) -> float:
         """As `Planner.finish_margin_ratio`."""

@@ -66,7 +66,7 @@ class Planner(Knowledge):
         observation = self._observation(model, metered, edge_queue_ms, now_s)
         decision = decide(model.costs.table, observation, facts, self._explorer(model, metered, observation))
         if facts.mode is None and facts.cut is None and facts.codec is None and not decision.tried:
-            model.decided(decision)
+            model.decided(decision, now_s)
         self._companion.decided(now_s)
         return decision
 
@@ -141,6 +141,13 @@ class Planner(Knowledge):
     def probe_wanted(self, now_s: float) -> int:
         """Bytes of padding of a ping that would be worth its cost now; 0: none. What is returned counts as sent."""
         return self._companion.probe_wanted(self._power_model(), now_s) if self._models else 0
+
+    def pong_wanted(self, now_s: float) -> int:
+        """Bytes of padding that a ping is to ask for in its pong; 0: none. What is returned counts as sent. Asked
+        before `probe_wanted` where the companion answers so. Only for models that stay here for what a reply takes."""
+        if not any(model.stays_for_reply(now_s) for model in self._models.values()):
+            return 0
+        return self._companion.pong_wanted(self._power_model(), now_s)
 
     def rtt_ms(self, now_s: float) -> float:
         """Round trip to the companion as estimated now."""

@@ -334,8 +334,8 @@ class Uplink:
             case ModelNeed() | ModelReady() | SegmentReady() | Refused() as answer:
                 if self._openings is not None:
                     self._openings.take(answer)
-            case Pong(nonce=nonce):
-                heartbeat.pong(nonce, incoming.received_at_s)
+            case Pong(nonce=nonce, padding=padding):
+                heartbeat.pong(nonce, incoming.received_at_s, len(padding))
             case Pace(work_ms=work_ms, since_ms=since_ms):
                 if not are_times(work_ms, since_ms) or work_ms <= 0.0:
                     raise RemoteProtocolError(f"a companion's work takes more than 0 ms, not {work_ms}, {since_ms}")

@@ -130,7 +130,7 @@ def add(
         "stream": parts(data),
         "hello": None if hello is HELLO else hello or {},
         "events": [{"message": tagged(fields), "payload": parts(payload)} for fields, payload in events or []],
-        "answers": answers,
+        "answers": [tagged(one) for one in answers or []],
         "invalid": invalid,
         "error": error,
         "refused": refused,
@@ -209,7 +209,7 @@ MESSAGES: list[tuple[Fields, Fields, bytes]] = [
     ({"t": "renew", "request": "-----BEGIN CERTIFICATE REQUEST-----"}, {}, b""),
     ({"t": "renewed"}, {"chain": "-----BEGIN CERTIFICATE-----", "message": "no"}, b""),
     ({"t": "cancel", "request_id": "r1", "attempt": 1}, {}, b""),
-    ({"t": "pong", "nonce": 2**64 - 1}, {}, b""),
+    ({"t": "pong", "nonce": 2**64 - 1}, {"padding": bytes(70)}, b""),
     ({"t": "pace", "work_ms": 2.5}, {"since_ms": 300.0}, b""),
     ({"t": "goodbye", "reason": "the companion is leaving"}, {}, b""),
 ]
@@ -249,6 +249,17 @@ def every_message() -> None:
     add("ping is answered and no event", message(2, PING, priority=0), answers=[PONG])
     add("ping with padding", message(2, PING | {"padding": bytes(1_000)}), answers=[PONG])
     add("ping with a number as padding is invalid", message(2, PING | {"padding": 4}), invalid=1)
+    for asked in (0, 1, 32_768):
+        answer = PONG | ({"padding": bytes(asked)} if asked else {})
+        add(f"ping for a pong of {asked} bytes", message(2, PING | {"pong_bytes": asked}, priority=0), answers=[answer])
+    for asked in (-1, 32_769, 2**32, 2**64 - 1):
+        refuse(f"ping for a pong of {asked} bytes", message(2, PING | {"pong_bytes": asked}, priority=0), GOOD)
+    add("ping for text as padding of its pong is invalid", message(2, PING | {"pong_bytes": "9"}), invalid=1)
+    heavy = b"".join(message(number, PING | {"pong_bytes": 32_768}, priority=0) for number in range(2, 6))
+    padded = [PONG | {"padding": bytes(32_768)}] * 4
+    add("four pings for much whose answers wait", heavy, answers=padded)
+    refuse("a fifth ping for much", heavy, message(6, PING | {"pong_bytes": 32_768}, priority=0), GOOD)
+    add("a fifth ping for nothing", heavy, message(6, PING, priority=0), answers=[*padded, PONG])
     refuse("ping has no payload", message(2, PING, b"x"), GOOD)
 
 

@@ -32,11 +32,14 @@ class Line:
         self._computing: int | None = None
         self._down: deque[int] = deque()
         self._returning: int | None = None
+        self._pongs: dict[int, int] = {}
+        """Bytes of those that are to come down, by their pings' numbers."""
 
     def branch(self, events: Events, flights: Mapping[int, Flight]) -> Line:
         other = copy.copy(self)
         other._events, other._flights = events, flights
         other._up, other._tails, other._down = deque(self._up), deque(self._tails), deque(self._down)
+        other._pongs = dict(self._pongs)
         return other
 
     def ahead_bytes(self, now_s: float) -> int:
@@ -51,6 +54,12 @@ class Line:
         """A payload, or the padding of a ping, is to go up."""
         self._up.append((number, size))
         self._send_on(now_s)
+
+    def answer(self, number: int, pong_bytes: int, sent_at_s: float) -> None:
+        """A ping that passes every queue up is sent then; its pong is to weigh so much."""
+        self._pongs[number] = pong_bytes
+        half_s = self._course.at(sent_at_s).rtt_ms / 2000.0
+        self._events.at(sent_at_s + half_s, Event.REACHED, number, self.epoch)
 
     def call_off(self, flight: Flight, now_s: float) -> None:
         """Nobody waits for the companion's answer any more: what has not been sent is dropped."""
@@ -72,6 +81,7 @@ class Line:
         self._sending = self._computing = self._returning = None
         self._tails.clear()
         self._down.clear()
+        self._pongs.clear()
         self._sent_at_s = -math.inf
 
     # -- up -----------------------------------------------------------------------------------------------------------
@@ -107,7 +117,10 @@ class Line:
     # -- there --------------------------------------------------------------------------------------------------------
 
     def reached(self, number: int, now_s: float) -> None:
-        if (flight := self._flights.get(number)) is not None:
+        if number in self._pongs:
+            self._down.append(number)
+            self._return_on(now_s)
+        elif (flight := self._flights.get(number)) is not None:
             flight.there_at_s = now_s
             flight.stages_ms["up"] = (now_s - flight.handed_at_s) * 1000.0
             self._tails.append(number)
@@ -139,16 +152,22 @@ class Line:
     def _return_on(self, now_s: float) -> None:
         while self._returning is None and self._down:
             number = self._down.popleft()
-            if (flight := self._flights.get(number)) is None:
+            if (pong_bytes := self._pongs.get(number)) is not None:
+                through_s = self._course.through_at_s(now_s, pong_bytes, down=True)
+            elif (flight := self._flights.get(number)) is not None:
+                through_s = self._course.through_at_s(now_s, flight.down_load, down=True)
+                flight.received_ms = (through_s - now_s) * 1000.0
+            else:
                 continue
-            through_s = self._course.through_at_s(now_s, flight.down_load, down=True)
-            flight.received_ms = (through_s - now_s) * 1000.0
             self._returning = number
             self._events.at(through_s, Event.RETURNED, number, self.epoch)
 
     def returned(self, number: int, now_s: float) -> None:
         self._returning = None
-        if (flight := self._flights.get(number)) is not None:
+        if self._pongs.pop(number, None) is not None:
+            half_s = self._course.at(now_s).rtt_ms / 2000.0
+            self._events.at(now_s + half_s, Event.PONG, number, self.epoch)
+        elif (flight := self._flights.get(number)) is not None:
             flight.moved_bytes += flight.down_bytes
             half_ms = flight.way_down * self._course.at(now_s).rtt_ms / 2.0
             self._events.at(now_s + half_ms / 1000.0, Event.BACK_HERE, number, self.epoch)

@@ -26,7 +26,7 @@ from agent.replay.line import Line
 from agent.replay.worker import Work, Worker
 from agent.replay.world import Fate, Outcome, Policy, World
 from split.plan.plan import LOCAL, Plan
-from split.plan.probing import PING_COST_BYTES
+from split.plan.probing import PING_BYTES, PING_COST_BYTES
 from split.plan.slack import reserved_ms
 
 TICK_S: Final = 0.25
@@ -55,8 +55,8 @@ class Simulation:
         self._worker = Worker()
         self._due_token = 0
         self._line = Line(world, self._course, self._events, self._flights)
-        self._pings: dict[int, tuple[float, int, bool]] = {}
-        """Number → when it was sent, its padding, whether no request waited for the companion then."""
+        self._pings: dict[int, tuple[float, int, int, bool]] = {}
+        """Number → when it was sent, its padding and its pong's, whether no request waited for the companion then."""
         self._ping_number = 0
         self._heard_at_s = 0.0
         self._link_is: Literal["up", "silent", "lost"] = "up"
@@ -391,27 +391,31 @@ class Simulation:
     def _ping_if_wanted(self) -> None:
         if self._policy is None or not self.is_connected or self._is_owed or len(self._pings) >= PINGS_OUT:
             return
-        if (padding := self._policy.probe(self._now_s)) > 0:
+        if (pong_bytes := self._policy.pong(self._now_s)) > 0:
+            self._ping(PING_BYTES, pong_bytes)
+        elif (padding := self._policy.probe(self._now_s)) > 0:
             self._ping(padding)
 
-    def _ping(self, padding: int) -> None:
+    def _ping(self, padding: int, pong_bytes: int = 0) -> None:
         self._ping_number -= 1
-        self._pings[self._ping_number] = (self._now_s, padding, not self._is_owed)
-        self.probe_bytes += padding + PING_COST_BYTES
+        self._pings[self._ping_number] = (self._now_s, padding, pong_bytes, not self._is_owed)
+        self.probe_bytes += padding + pong_bytes + PING_COST_BYTES
         if padding > LIGHT_BYTES:
             self._line.hand(self._ping_number, padding, self._now_s)
             return
         passes_s = self._course.passes_from_s(self._now_s)
-        if passes_s < math.inf:
+        if passes_s < math.inf and pong_bytes:
+            self._line.answer(self._ping_number, pong_bytes, passes_s)
+        elif passes_s < math.inf:
             self._events.at(
                 passes_s + self._course.at(passes_s).rtt_ms / 1000.0, Event.PONG, self._ping_number, self._line.epoch
             )
 
     def _pong(self, number: int) -> None:
-        sent_at_s, padding, alone = self._pings.pop(number)
+        sent_at_s, padding, pong_bytes, alone = self._pings.pop(number)
         self._heard_at_s = self._now_s
         if self._policy is not None and alone:
-            self._policy.ponged((self._now_s - sent_at_s) * 1000.0, padding, self._now_s)
+            self._policy.ponged((self._now_s - sent_at_s) * 1000.0, padding, pong_bytes, self._now_s)
             self._policy.loaded(self._course.at(self._now_s).cloud_ratio)
             self._ping_if_wanted()
 

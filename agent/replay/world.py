@@ -265,8 +265,13 @@ class Policy(ABC):
         sent."""
         return 0
 
-    def ponged(self, rtt_ms: float, padding_bytes: int, now_s: float) -> None:
-        """A ping came back that was sent while no request waited for the companion."""
+    def pong(self, now_s: float) -> int:
+        """Bytes of padding that a ping sent now should ask for in its pong; 0: none. Asked before each `probe`."""
+        return 0
+
+    def ponged(self, rtt_ms: float, padding_bytes: int, pong_bytes: int, now_s: float) -> None:
+        """A ping came back that was sent while no request waited for the companion; the bytes it carried up, and those
+        that came down with its pong."""
         return
 
     def paced(self, cloud_ratio: float, since_s: float, now_s: float) -> None:

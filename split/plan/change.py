@@ -10,9 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from enum import Enum
 from typing import Final, NamedTuple
 
-from split.plan.belief import FASTEST_MS_PER_BYTE, LONGEST_MS, RTT_MIN_MS, Belief, Measured
+from split.plan.belief import (
+    FASTEST_MS_PER_BYTE,
+    HARDLY_SHOWS_BYTES,
+    LONGEST_MS,
+    RTT_MIN_MS,
+    Belief,
+    Measured,
+)
 
 OPEN_SIGMA: Final = math.log(10.0)
 """Of the logarithm of what may have changed: a factor of ten either way, of a hundred is two sigmas."""
@@ -20,6 +28,8 @@ KEPT_SIGMA: Final = 0.1
 """Of what is explained as unchanged."""
 DOWN_SIGMA: Final = 0.5
 """How well the rate down is known by the rate up after a change, relative: replies are small and hardly show it."""
+SHOWS_DOWN_RATIO: Final = 0.1
+"""What came down, of what went up: from here on its rate may be what changed (`Link.DOWN_SHOWS_RATIO`)."""
 TELLS_APART: Final = 1.0
 """Evidences (logarithms) that are nearer to each other say nothing."""
 AGREE_SIGMAS: Final = 2.5
@@ -50,13 +60,29 @@ def explain(before: Belief, measured: Sequence[tuple[Measured, float]]) -> Expla
     by_rate = _solved(before, measured, KEPT_SIGMA, OPEN_SIGMA)
     by_rtt = _solved(before, measured, OPEN_SIGMA, KEPT_SIGMA)
     by_both = _solved(before, measured, OPEN_SIGMA, OPEN_SIGMA)
-    by_up = _solved(before, measured, KEPT_SIGMA, OPEN_SIGMA, both_ways=False)
+    by_up = _solved(before, measured, KEPT_SIGMA, OPEN_SIGMA, _Ways.UP)
     # Of equals the first: where no reply tells the two apart, both directions have changed.
-    alone = max(by_rate, by_up, by_rtt, key=lambda one: one.evidence)
+    ways = [by_rate, by_up, by_rtt]
+    if any(shows_down(one) for one, _ in measured):
+        ways.append(_solved(before, measured, KEPT_SIGMA, OPEN_SIGMA, _Ways.DOWN))
+    alone = max(ways, key=lambda one: one.evidence)
     if by_both.evidence > alone.evidence - TELLS_APART:
         # Measurements of one size do not tell which it was, and the next one of another size shall be free to.
         return by_both._replace(holds=by_both.holds and (alone.holds or len(measured) > 2))
     return alone
+
+
+class _Ways(Enum):
+    """Which rate became another one."""
+
+    BOTH = (True, True)
+    UP = (True, False)
+    DOWN = (False, True)
+
+
+def shows_down(one: Measured) -> bool:
+    """Whether it says something of the way down beside the way up."""
+    return one.down_bytes > max(HARDLY_SHOWS_BYTES, SHOWS_DOWN_RATIO * one.up_bytes)
 
 
 def _solved(
@@ -64,19 +90,20 @@ def _solved(
     measured: Sequence[tuple[Measured, float]],
     rtt_sigma: float,
     rate_sigma: float,
-    *,
-    both_ways: bool = True,
+    ways: _Ways = _Ways.BOTH,
 ) -> Explanation:
-    """Maximum a posteriori of (log rtt, log rate); the rate down changes by the same factor, or not (`both_ways`)."""
+    """Maximum a posteriori of (log rtt, log rate); the rate is that of `ways`, by the same factor where it is both."""
+    ups, downs = ways.value
     if before.covariance[-1] > (DOWN_SIGMA * before.down) ** 2:
         before = before._replace(down=before.up)  # it never showed: as fast as the other way
-    least = (math.log(RTT_MIN_MS / before.rtt), math.log(FASTEST_MS_PER_BYTE / before.up))
-    most = (math.log(LONGEST_MS / before.rtt), math.log(LONGEST_MS / before.up))
+    rate = before.up if ups else before.down
+    least = (math.log(RTT_MIN_MS / before.rtt), math.log(FASTEST_MS_PER_BYTE / rate))
+    most = (math.log(LONGEST_MS / before.rtt), math.log(LONGEST_MS / rate))
     terms = [
         (
             one.rounds * before.rtt,
-            one.up_bytes * before.up + (one.down_bytes * before.down if both_ways else 0.0),
-            0.0 if both_ways else one.down_bytes * before.down,
+            ups * one.up_bytes * before.up + downs * one.down_bytes * before.down,
+            (not ups) * one.up_bytes * before.up + (not downs) * one.down_bytes * before.down,
             math.log(max(one.ms, 1e-3)),
             sigma,
             one.at_least,
@@ -101,11 +128,14 @@ def _solved(
     evidence = -0.5 * (here.cost + math.log(here.det)) - math.log(rtt_sigma * rate_sigma)
     r, u, d = (
         before.rtt * math.exp(at[0]),
-        before.up * math.exp(at[1]),
-        before.down * math.exp(at[1] if both_ways else 0.0),
+        before.up * math.exp(at[1] if ups else 0.0),
+        before.down * math.exp(at[1] if downs else 0.0),
     )
     vr, vru, vu = here.bb / here.det, -here.ab / here.det, here.aa / here.det
-    covariance = (r * r * vr, r * u * vru, r * d * vru, u * u * vu, u * d * vu, d * d * (vu + DOWN_SIGMA**2))
+    if ups:
+        covariance = (r * r * vr, r * u * vru, r * d * vru, u * u * vu, u * d * vu, d * d * (vu + DOWN_SIGMA**2))
+    else:
+        covariance = (r * r * vr, 0.0, r * d * vru, u * u * KEPT_SIGMA**2, 0.0, d * d * vu)
     return Explanation(evidence, here.worst, here.worst <= AGREE_SIGMAS, Belief(r, u, d, covariance))
 
 

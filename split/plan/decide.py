@@ -10,7 +10,7 @@ from functools import partial
 
 from split.plan.choose import Compared
 from split.plan.constraints import may_run, only_local, why_unmet, wish_text, wished
-from split.plan.explain import RunnersUp, bound, estimate, here, setting_text, why_not_split
+from split.plan.explain import RunnersUp, bound, estimate, here, is_for_the_reply, setting_text, why_not_split
 from split.plan.exploring import Explorer
 from split.plan.observation import Observation
 from split.plan.parting import in_parts
@@ -76,6 +76,7 @@ def decide(
         link=observation.remote.link.as_mapping() if observation.remote is not None else {},
         objective=compared.score.objective.as_mapping(),
         why_no_split=partial(why_not_split, compared, row),
+        reply_decides=partial(is_for_the_reply, compared, row),
         tried=explored is not None and explored.cost_ms > 0.0,
     )
 

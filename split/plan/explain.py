@@ -15,6 +15,8 @@ from split.plan.predict import REQUEST_METADATA_BYTES, Prediction
 from split.plan.table import LOCAL_ROW, Column, PlanTable
 
 RUNNERS_UP: Final = 5
+REPLY_WEIGHS_MS: Final = 3.0
+"""A reply that takes longer to come down, round trip apart: as `Link.DOWN_SHOWS_MS`."""
 
 _STAGES_HERE: Final = dict.fromkeys(
     (
@@ -162,6 +164,16 @@ class RunnersUp(Sequence[PlanEstimate]):
         if isinstance(index, slice):
             return tuple(_estimate_of(self._compared, row) for row in self._rows[index])
         return _estimate_of(self._compared, self._rows[index])
+
+
+def is_for_the_reply(compared: Compared, row: int) -> bool:
+    """Whether the device's own plan, `row`, is better than another one only by what that one's reply takes to come down
+    (`REPLY_WEIGHS_MS` at least): see `Decision.reply_decides`."""
+    if row != LOCAL_ROW:
+        return False
+    down_ms = compared.prediction.units[Column.DOWN] * compared.table.costs[Column.DOWN]
+    values = compared.value_ms
+    return bool(((values - down_ms < values[LOCAL_ROW]) & (down_ms > REPLY_WEIGHS_MS)).any())
 
 
 def _estimate_of(compared: Compared, row: int) -> PlanEstimate:

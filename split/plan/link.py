@@ -24,7 +24,7 @@ from split.plan.belief import (
     Measured,
     Surprise,
 )
-from split.plan.change import AGREE_SIGMAS, explain
+from split.plan.change import AGREE_SIGMAS, explain, shows_down
 from split.plan.estimate import ChangeDetector
 from split.plan.observation import LinkEstimate, SlowStart
 from split.plan.slow_start import OPEN, slow_start
@@ -127,8 +127,8 @@ class Link:
         """The last of them."""
         self._one_way = False
         """The last two of them spoke for a slower link, or for a faster one."""
-        self._beside: Measured | None = None
-        """What came with them, fits, and says little about what they say."""
+        self._beside: list[Measured] = []
+        """What came with them, fits, and says little about what they say; of two the one that weighs more both ways."""
         self._seen_at_s = -math.inf
         self.observations = 0
         self.changes = 0
@@ -204,7 +204,7 @@ class Link:
             self._doubted_sigmas = sigmas
             belief = self._explained(belief)
         elif doubts and self._says_little(belief, measured, surprise):
-            self._beside = measured
+            self._put_beside(measured)
             belief = belief.updated(measured, noise, surprise.ms)
         else:
             self._forget_doubts()  # it was a stall
@@ -287,7 +287,13 @@ class Link:
 
     def _forget_doubts(self) -> None:
         self._doubted.clear()
-        self._beside = None
+        self._beside.clear()
+
+    def _put_beside(self, measured: Measured) -> None:
+        lighter = [
+            one for one in self._beside if measured.up_bytes >= one.up_bytes and measured.down_bytes >= one.down_bytes
+        ]
+        self._beside = [one for one in self._beside if one not in lighter] + [measured]
 
     def _settle(self, measured: Measured) -> None:
         """One more that fits what a change was explained by; after a few the explanation has held."""
@@ -302,9 +308,12 @@ class Link:
 
     def _says_little(self, belief: Belief, measured: Measured, surprise: Surprise) -> bool:
         """Whether this one, which fits what was believed, would also fit what the doubted ones speak for: a ping knows
-        nothing of the rate, a large transfer on a slow link little of the round trip."""
+        nothing of the rate, a large transfer on a slow link little of the round trip, and what went up nothing of the
+        way down, where that may be what they speak for; unless another one has fitted that knows it."""
+        fits = [measured, *self._beside]
+        up_bytes, down_bytes = max(one.up_bytes for one in fits), max(one.down_bytes for one in fits)
         other_ms = max(
-            abs(one.ms - belief.expected_ms(one)) * min(measured.size / max(one.size, 1.0), 1.0)
+            abs(one.ms - belief.expected_ms(one)) * _share_seen(one, measured, up_bytes, down_bytes)
             for one in self._doubted
         )
         return other_ms < ChangeDetector.CLIP * math.sqrt(surprise.variance)
@@ -321,7 +330,7 @@ class Link:
                 return self._changed(found.belief, [*self._settling, *doubts])
         if len(doubts) < 2:
             return belief
-        evidence = [*doubts, self._beside] if self._beside is not None else doubts
+        evidence = [*doubts, *self._beside]
         found = explain(before, self._with_sigmas(evidence))
         if not found.holds and self._one_way:
             if found.worst > AGREE_SIGMAS:
@@ -359,6 +368,17 @@ class Link:
         dd += walked * down * down
         ud += walked * self.SAME_BOTH_WAYS * up * down
         return Belief(rtt, up, down, (rr, ru, rd, uu, ud, dd))
+
+
+def _share_seen(doubted: Measured, measured: Measured, up_bytes: float, down_bytes: float) -> float:
+    """How much of what a doubted one speaks for `measured` would show, at least, if its bytes are what took so long:
+    those of one direction alone where they tell it from the other. `up_bytes`, `down_bytes`: the most that fitted."""
+    share = min(measured.size / max(doubted.size, 1.0), 1.0)
+    if shows_down(doubted):
+        share = min(share, down_bytes / doubted.down_bytes)
+        if doubted.up_bytes > HARDLY_SHOWS_BYTES:
+            share = min(share, up_bytes / doubted.up_bytes)
+    return share
 
 
 def _widened(belief: Belief, measured: Measured) -> Belief:

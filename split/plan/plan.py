@@ -153,6 +153,10 @@ class Decision:
     why_no_split: Callable[[], str] = field(default=lambda: "", compare=False, repr=False)
     """Why no split was chosen, as a sentence, worked out when asked; "" where one was."""
 
+    reply_decides: Callable[[], bool] = field(default=lambda: False, compare=False, repr=False)
+    """Whether it runs here although another plan would be better if its reply took no time to come down; then the rate
+    down is worth knowing. Worked out when asked."""
+
     @property
     def reason(self) -> str:
         """One sentence."""

@@ -61,6 +61,16 @@ part of the bytes at once, and nobody else may: a link with losses surprises at 
 it gives way to a calm one. Then light probes had to do, which tell of a rate that became ten times higher no more than
 their jitter: simulated, a model stayed here for 9 requests (median; 20 and more for a third), now for 2. With 192 KB at
 once the seventh link within five minutes was not looked at, and a model stayed here for all of its 19 requests."""
+PONG_BYTES: Final = 14_000
+"""The heaviest pong that is asked for: what a connection sends at once however long it rested (ten segments of 1,448
+bytes, RFC 6928, less frame and TLS records). More would wait for the companion's window, of which nothing is known
+here, and pass for a slow way down."""
+CHANGE_KEPT: Final = 0.5
+"""Of what may be spent at once on a link that became another one, pongs leave so much: that the way down alone is back
+nothing else shows, and light ones tell it from jitter badly."""
+UP_SELDOM: Final = 4
+"""So many times less often the rate up is looked at while the rate down is: it is good enough for a plan that would be
+chosen but for its reply."""
 TRAFFIC_SHARE: Final = 0.01
 """Of the bytes that requests and replies moved, for heavy pings, and as much again for light ones."""
 TRAFFIC_SAVED_BYTES: Final = 1_000_000
@@ -83,13 +93,21 @@ class Probing:
         self._probed_at_s = -math.inf
         self._weighed_at_s = -math.inf
         """When the rate was last seen, or asked for."""
+        self._weighed_down_at_s = -math.inf
+        """The same of the rate down."""
+        self._came_down = False
+        """Whether most of what crossed last came down."""
+        self._looks_down = 0
+        """Taken since the last surprise."""
+        self._down_byte_costs = 1.0
         self._decided_at_s = -math.inf
         self._busy_s = BUSY_S
         self._again_after_s = PROBE_BUSY_S
 
-    def spend_at_most(self, bytes_per_hour: float) -> None:
+    def spend_at_most(self, bytes_per_hour: float, *, down_byte_costs: float = 1.0) -> None:
         """From now on no more than this, nor than was said at first; `inf`: only that holds. Where it is less than was
-        said at first, what requests move adds nothing."""
+        said at first, what requests move adds nothing. `down_byte_costs`: as much as so many bytes that go up."""
+        self._down_byte_costs = down_byte_costs
         self._is_scarce = bytes_per_hour < self._bytes_per_hour
         for room in (self._ping_room, self._probe_room):
             if self._is_scarce:
@@ -100,7 +118,7 @@ class Probing:
 
     def connected(self) -> None:
         """A new connection: its rate is worth a look."""
-        self._weighed_at_s = self._moved_at_s = -math.inf
+        self._weighed_at_s = self._weighed_down_at_s = self._moved_at_s = -math.inf
         self._looks, self._again_after_s = 0, PROBE_AGAIN_S
 
     def decided(self, now_s: float) -> None:
@@ -109,10 +127,13 @@ class Probing:
         self._busy_s = max(BUSY_S, BUSY_TURNS * between_s) if between_s <= BUSY_MAX_S else BUSY_S
         self._decided_at_s = now_s
 
-    def carried(self, up_bytes: int, now_s: float) -> None:
+    def carried(self, up_bytes: int, down_bytes: int, now_s: float) -> None:
         """A transfer or a probe came through: where it had weight, it has shown the rate."""
         if up_bytes >= PROBE_BYTES_MIN:
             self._weighed_at_s = now_s
+        if down_bytes >= PROBE_BYTES_MIN:
+            self._weighed_down_at_s = now_s
+        self._came_down = down_bytes > up_bytes
 
     def changed(self) -> None:
         """Pings have shown that the link is another one: its rate is worth a look. Not while the first looks at this
@@ -164,6 +185,40 @@ class Probing:
             return PING_BYTES
         return 0
 
+    def pong_wanted(self, link: LinkEstimate, *, surprised: bool, now_s: float) -> int:
+        """Bytes of padding that a ping should ask for in its pong, where requests stay here for what a reply takes
+        (`Decision.reply_decides`); 0: none. What is returned counts as sent.
+
+        Only under traffic: once after a connect, and then as often as the rate up would be looked at; `LOOKS` times at
+        once where what came down was a surprise.
+        """
+        if now_s - self._decided_at_s >= self._busy_s or math.isinf(link.age_s):
+            return 0
+        if not surprised:
+            self._looks_down = 0
+        again = surprised and self._came_down and self._looks_down < LOOKS and now_s - self._probed_at_s >= AT_ONCE_S
+        first = math.isinf(self._weighed_down_at_s)
+        every_s = PROBE_EARNED_S if self._has_earned else PROBE_BUSY_S
+        if not (again or first or now_s - self._weighed_down_at_s >= every_s):
+            return 0
+        heavy = int(min(max(PROBE_MS[1] / link.down_ms_per_byte, PROBE_BYTES_TELLING), PONG_BYTES))
+        if again or first:
+            self._looks_down += again
+            return self._pong(heavy, self._change_room, now_s)
+        if self._probe_room.left(now_s) / PROBE_SHARE >= self._down_byte_costs * heavy:
+            return self._pong(heavy, self._probe_room, now_s)
+        return self._pong(
+            heavy, self._change_room, now_s, kept=self._change_room.bytes_per_hour * CHANGE_KEPT
+        ) or self._pong(PROBE_BYTES_TELLING, self._probe_room, now_s)
+
+    def _pong(self, pong_bytes: int, room: _Room, now_s: float, *, kept: float = 0.0) -> int:
+        """So many bytes where the room has them and what is `kept` for others; else 0."""
+        cost = pong_bytes * self._down_byte_costs + PING_COST_BYTES
+        if room.left(now_s) < cost + kept or not room.take(cost, now_s):
+            return 0
+        self._probed_at_s = self._weighed_down_at_s = now_s
+        return pong_bytes
+
     def _looks_now(self, link: LinkEstimate, *, surprised: bool, now_s: float) -> bool:
         """Whether one of `LOOKS` is to be taken: the second once the first is back and was a surprise."""
         if self._looks == 0 or now_s - self._moved_at_s < LOOK_AFTER_S:
@@ -192,7 +247,10 @@ class Probing:
     def _weight_due(self, link: LinkEstimate, surprised: bool, now_s: float) -> bool:
         if math.isinf(link.age_s):
             return False
-        return surprised or now_s - self._weighed_at_s >= (PROBE_EARNED_S if self._has_earned else self._again_after_s)
+        every_s = PROBE_EARNED_S if self._has_earned else self._again_after_s
+        if now_s - self._weighed_down_at_s < every_s and self._moved_at_s < self._weighed_down_at_s:
+            every_s *= UP_SELDOM
+        return surprised or now_s - self._weighed_at_s >= every_s
 
     @property
     def _has_earned(self) -> bool:

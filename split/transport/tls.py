@@ -136,8 +136,9 @@ class TlsChannel(Endpoint):
         if self._ending:
             raise ConnectionLost(self._ending)
         early = isinstance(message, ModelChunk) and self._is_early_upload(message.digest)
-        # A ping with weight measures a rate: of the connection on which tensors travel.
-        heavy = priority >= Priority.NORMAL or (isinstance(message, Ping) and message.padding)
+        # A ping with weight, or for weight, measures a rate: of the connection on which tensors travel.
+        weighs = isinstance(message, Ping) and (message.padding or message.pong_bytes)
+        heavy = priority >= Priority.NORMAL or weighs
         lane = self._bulk if self._bulk is not None and heavy and not early else self._first
         return lane.connection
 

@@ -38,6 +38,7 @@ from split.wire.limits import (
     MAX_INVALID_MESSAGES,
     MAX_METADATA_BYTES,
     MAX_REASON_CHARACTERS,
+    MAX_WAITING_PONG_BYTES,
     MAX_WAITING_PONGS,
     Limits,
 )
@@ -47,12 +48,12 @@ from split.wire.messages import (
     Infer,
     Message,
     Ping,
-    Pong,
     Priority,
     Refused,
     Reply,
 )
 from split.wire.outbox import Outbox, Outgoing
+from split.wire.pinging import answer_to
 
 _SCRATCH_BYTES: Final = 16 * KIB
 """A whole TLS record. Small messages are understood so many bytes at a time, some milliseconds of work; more would keep
@@ -428,9 +429,20 @@ class WireConnection:
             self._granted = Granted(self._window_bytes)
 
     def _answer(self, ping: Ping) -> None:
-        if self._outbox.count(Pong) >= MAX_WAITING_PONGS:
+        pong = answer_to(ping)
+        if pong.padding and self._dials:
+            raise RemoteProtocolError(
+                f"a companion asks for no padding in a pong, this one for {ping.pong_bytes} bytes"
+            )
+        waiting = self._outbox.waiting_pongs()
+        if len(waiting) >= MAX_WAITING_PONGS:
             raise RemoteProtocolError(f"{MAX_WAITING_PONGS} answers to pings wait already and the peer reads none")
-        self._outbox.put(self._pack(Pong(nonce=ping.nonce), (), Priority.CONTROL))
+        padding_bytes = sum(len(one.padding) for one in (*waiting, pong))
+        if pong.padding and padding_bytes > MAX_WAITING_PONG_BYTES:
+            raise RemoteProtocolError(
+                f"answers to pings may wait with {MAX_WAITING_PONG_BYTES} bytes of padding, now {padding_bytes} would"
+            )
+        self._outbox.put(self._pack(pong, (), Priority.CONTROL))
 
     def _fail(self, error: RemoteProtocolError | CompanionRefused) -> None:
         self.failure = error

@@ -33,6 +33,13 @@ less, neither as the largest message nor as credit, so that what went early fits
 MAX_WAITING_PONGS: Final = 64
 """A peer that pings without reading the answers is cut off here."""
 
+MAX_PONG_BYTES: Final = 32 * KIB
+"""Of padding that a ping may ask for in its pong: what a probe up weighs at most, too; 52 ms at 5 Mbit/s. More would
+tell a rate no better, and a companion sends it for a ping of 30 bytes."""
+
+MAX_WAITING_PONG_BYTES: Final = 4 * MAX_PONG_BYTES
+"""Of that in pongs that wait to be sent: what a device may have asked for that has no more than four pings out."""
+
 MAX_INVALID_MESSAGES: Final = 4_096
 """Messages of a connection whose metadata makes no sense: each is dropped and counted, one more ends the connection."""
 
@@ -85,4 +92,5 @@ DEFAULT_LIMITS: Final = Limits()
 
 assert min(MIN_WINDOW_BYTES, MAX_HELLO_BYTES) >= EARLY_BYTES
 assert MAX_HELLO_BYTES <= MAX_METADATA_BYTES <= CONTROL_QUEUE_BYTES
+assert MAX_PONG_BYTES < MAX_WAITING_PONG_BYTES < CONTROL_QUEUE_BYTES
 assert MAX_METADATA_BYTES + 1000 * 2 * MESSAGE_OVERHEAD_BYTES <= CONTROL_QUEUE_BYTES

@@ -12,7 +12,7 @@ from enum import IntEnum
 import msgspec
 
 PROTOCOL_MAJOR = 1
-PROTOCOL_MINOR = 2
+PROTOCOL_MINOR = 3
 """What each added stands in PROTOCOL.md §9."""
 
 CREDIT_SINCE_MINOR = 1
@@ -21,6 +21,8 @@ RENEW_SINCE_MINOR = 1
 """One that knows `Renew`."""
 PACE_SINCE_MINOR = 2
 """One that knows `Pace`."""
+PONG_BYTES_SINCE_MINOR = 3
+"""A companion that answers `pong_bytes` of a ping; an older one sends a bare pong."""
 
 NO_CALIBRATION = "NO_CALIBRATION"
 """Code of a refused Infer of codec `klt`: the companion has not the calibration that its payload names."""
@@ -208,10 +210,15 @@ class Ping(_Meta, tag="ping", frozen=True, kw_only=True):
     nonce: int
     padding: bytes = b""
     """A probe may carry weight, to measure the rate."""
+    pong_bytes: int = 0
+    """Padding wanted in the pong, to measure the rate down (device only, `MAX_PONG_BYTES` at most). Only to a companion
+    of `PONG_BYTES_SINCE_MINOR`."""
 
 
 class Pong(_Meta, tag="pong", frozen=True, kw_only=True):
     nonce: int
+    padding: bytes = b""
+    """As much as the ping asked for."""
 
 
 class Pace(_Meta, tag="pace", frozen=True, kw_only=True):

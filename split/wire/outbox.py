@@ -14,7 +14,7 @@ from split.errors import Overloaded
 from split.wire.credit import cost
 from split.wire.frames import Buffer, FrameCutter
 from split.wire.limits import CONTROL_QUEUE_BYTES, FRAME_HEADER_BYTES, MAX_FRAME_BYTES, MESSAGE_OVERHEAD_BYTES
-from split.wire.messages import Message, ModelChunk, Priority
+from split.wire.messages import Message, ModelChunk, Pong, Priority
 
 
 class Outgoing:
@@ -85,9 +85,9 @@ class Outbox:
             if reset and outgoing.begun:
                 self._resets.append(outgoing.frames.reset())
 
-    def count(self, kind: type[Message]) -> int:
-        """How many messages of that kind and of priority CONTROL wait."""
-        return sum(isinstance(one.message, kind) for one in self._queues[Priority.CONTROL])
+    def waiting_pongs(self) -> list[Pong]:
+        """The answers to pings that are not out yet."""
+        return [one.message for one in self._queues[Priority.CONTROL] if isinstance(one.message, Pong)]
 
     def next_frame(self) -> bytes | None:
         """The best frame now (credit or a reset, else lowest priority number, else first come); None when nothing waits

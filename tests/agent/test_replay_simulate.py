@@ -237,13 +237,33 @@ def test_a_probe_weighs_on_the_link_and_comes_back_with_its_time() -> None:
         def probe(self, now_s: float) -> int:
             return 12_500 if not heard else 0
 
-        def ponged(self, rtt_ms: float, padding_bytes: int, now_s: float) -> None:
+        def ponged(self, rtt_ms: float, padding_bytes: int, pong_bytes: int, now_s: float) -> None:
             heard.append((rtt_ms, padding_bytes))
 
     simulation = Simulation(world([0.0, 1.0]), Probing())
     simulation.run()
     assert heard == [(pytest.approx(30.0), 12_500)]
     assert simulation.probe_bytes == 12_756
+
+
+def test_the_pong_of_a_ping_weighs_on_the_link_down_and_comes_back_with_its_time() -> None:
+    """A round trip of 20 ms and 12,500 bytes at 5 Mbit/s."""
+    heard: list[tuple[float, int, int]] = []
+
+    class Probing(Local):
+        def probe(self, now_s: float) -> int:
+            return 0
+
+        def pong(self, now_s: float) -> int:
+            return 12_500 if not heard else 0
+
+        def ponged(self, rtt_ms: float, padding_bytes: int, pong_bytes: int, now_s: float) -> None:
+            heard.append((rtt_ms, padding_bytes, pong_bytes))
+
+    simulation = Simulation(world([0.0, 1.0], trace=(replace(STEADY, down_mbit_s=5.0),)), Probing())
+    simulation.run()
+    assert heard == [(pytest.approx(40.0), 64, 12_500)]
+    assert simulation.probe_bytes == 12_820
 
 
 def test_a_finish_that_would_be_too_late_does_not_begin_while_there_is_a_companion() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from agent.planner import Planner
@@ -105,3 +106,56 @@ def test_before_a_ping_with_weight_and_no_other_the_link_is_looked_at_afresh() -
     run_in_virtual_time(main())
     heavy, light = [("afresh", 12.5), ("ping", 8_000.0)], ("ping", 64.0)
     assert told[:6] == [*heavy, light, *heavy, light]
+
+
+class LooksDown(Planner):
+    """Wants two pongs with weight, and light pings otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[int, int]] = []
+        self.wants = 2
+
+    def pong_wanted(self, now_s: float) -> int:
+        self.wants -= 1
+        return 9_000 if self.wants >= 0 else 0
+
+    def probe_wanted(self, now_s: float) -> int:
+        return 64 if len(self.seen) < 5 else 0
+
+    def observe_ping(self, rtt_ms: float, now_s: float, *, padding_bytes: int = 0, pong_bytes: int = 0) -> None:
+        self.seen.append((padding_bytes, pong_bytes))
+
+
+@pytest.mark.parametrize("minor", [2, 3])
+def test_only_a_companion_that_knows_of_it_is_asked_for_pongs_with_weight(minor: int) -> None:
+    asked: list[int] = []
+    planner = LooksDown()
+
+    class Told(MemoryChannel):
+        def send(self, message: Message, *more: Any, **priority: Any) -> None:
+            if isinstance(message, Ping):
+                asked.append(message.pong_bytes)
+            super().send(message, *more, **priority)
+
+    async def main() -> None:
+        async def dial(_: str, timeout_s: float, first: object) -> MemoryChannel:
+            device, _companion = memory_pair(HELLO, msgspec.structs.replace(HELLO, minor=minor))
+            device.__class__ = Told
+            return device
+
+        uplink = Uplink(
+            companions=["companion:1"],
+            dial=dial,
+            planner=planner,
+            golden=None,  # type: ignore[arg-type]  # no model is shared here
+            backoff=Backoff(draw=lambda: 0.5),
+        )
+        uplink.start()
+        await asyncio.sleep(2)  # virtual
+        await uplink.close()
+
+    run_in_virtual_time(main())
+    weights = [9_000, 9_000, 0, 0] if minor >= 3 else [0, 0, 0, 0]
+    assert asked[:5] == [0, *weights]
+    assert planner.seen[:5] == [(0, 0), *((64, weight) for weight in weights)]

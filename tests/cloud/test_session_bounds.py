@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from split.codec.payload import encode
-from split.errors import CodecError, EngineFailed
+from split.errors import CodecError, ConnectionLost, EngineFailed
 from split.wire.messages import Cancel, ModelReady, Ping, Pong, Priority, Refused, Reply, SegmentOpen, SegmentReady
 
 OTHER = """
@@ -144,6 +144,15 @@ async def test_a_request_that_is_cancelled_while_a_thread_decodes_it_counts_unti
     go.set()
     await device.session.drained()
     assert (admission.inflight_bytes, len(ended)) == (0, 1)
+
+
+async def test_a_pong_has_the_padding_that_was_asked_for_and_nobody_gets_more_than_32_kib(house):
+    device = house.connect()
+    device.channel.send(Ping(nonce=1, pong_bytes=32_768), priority=Priority.CONTROL)
+    assert await device.next() == Pong(nonce=1, padding=bytes(32_768))
+    device.channel.send(Ping(nonce=2, pong_bytes=32_769), priority=Priority.CONTROL)
+    with pytest.raises(ConnectionLost, match=r"0 to 32768 bytes of padding.*PROTOCOL_ERROR"):
+        await device.next()
 
 
 async def test_a_request_that_is_cancelled_before_a_thread_has_begun_it_is_not_decoded(house, chain, monkeypatch):

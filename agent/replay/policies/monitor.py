@@ -35,7 +35,7 @@ class Monitoring(Policy):
         if "down" in outcome.stages_ms and outcome.bytes >= LARGE_BYTES:
             self._saw(outcome.bytes, outcome.network_ms, outcome.done_at_s)
 
-    def ponged(self, rtt_ms: float, padding_bytes: int, now_s: float) -> None:
+    def ponged(self, rtt_ms: float, padding_bytes: int, pong_bytes: int, now_s: float) -> None:
         if padding_bytes == PROBE_BYTES:
             self._saw(padding_bytes, rtt_ms, now_s)
 

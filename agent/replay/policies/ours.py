@@ -190,9 +190,12 @@ class Ours(Policy):
             self._windows[_PROBE], self._sent_at_s = self._window(now_s), now_s
         return padding_bytes
 
-    def ponged(self, rtt_ms: float, padding_bytes: int, now_s: float) -> None:
+    def pong(self, now_s: float) -> int:
+        return self._planner.pong_wanted(now_s)
+
+    def ponged(self, rtt_ms: float, padding_bytes: int, pong_bytes: int, now_s: float) -> None:
         self._planner.observe_window(self._windows.get(_PROBE))
-        self._planner.observe_ping(rtt_ms, now_s, padding_bytes=padding_bytes)
+        self._planner.observe_ping(rtt_ms, now_s, padding_bytes=padding_bytes, pong_bytes=pong_bytes)
 
     def _window(self, now_s: float) -> SendWindow | None:
         """What the kernel would say of the connection; None: its window is open."""
