@@ -11,9 +11,11 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from split.profiles.boxes import Boxes
+from split.errors import ConfigError
+from split.profiles.boxes import Boxes, check_boxes
 from split.profiles.contract import PRIVACY_ORDER, Contract, InputContract, OutputContract, Privacy, strictest
 from split.profiles.image_spec import ImageSpec
+from split.tensor import NUMPY_DTYPES, TensorSpec
 
 UNSTATED_MEND: Final = (
     "the service does not state it: serve the model with `isthmus agent` and this contract beside it, or take the key "
@@ -101,6 +103,23 @@ def _tensors(contract: Contract, stated: Stated, labels: Mapping[str, Sequence[s
         yield _named(f"{path}.name", output.name, outputs, "output")
         if output.name in outputs and output.labels is not None:
             yield _labels(f"{path}.labels", output, labels.get(output.name), stated)
+    if (boxes := contract.data.fidelity.boxes) is not None:
+        yield _readable(boxes, stated.metadata.outputs)
+
+
+def _readable(boxes: Boxes, outputs: Sequence[Tensor]) -> Field:
+    """Whether detections can be read off these outputs."""
+    specs = [
+        TensorSpec(name=one.name, dtype=one.datatype, shape=tuple(one.shape))
+        for one in outputs
+        if one.datatype in NUMPY_DTYPES
+    ]
+    path, wanted, said = "data.fidelity.boxes.heads", _plain(boxes)["heads"], {one.name: one.shape for one in outputs}
+    try:
+        check_boxes(boxes, specs, where=path.removesuffix(".heads"))
+    except ConfigError as error:
+        return Field(path=path, ok=False, wanted=wanted, found=said, mend=str(error))
+    return Field(path=path, ok=True, wanted=wanted, found=said)
 
 
 def _named(path: str, name: str, known: Mapping[str, Tensor], what: str) -> Field:

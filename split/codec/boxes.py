@@ -178,8 +178,8 @@ def _of_head(boxes: Boxes, head: Head, outputs: Mapping[str, Array]) -> tuple[in
 
 def _columns(outputs: Mapping[str, Array], columns: Columns, rank: int, axis: int) -> Array:
     """FP64 [rows, columns]. An output of one axis less than that of the boxes, which has `rank`, is a column."""
-    array = outputs[output_of(columns)].astype(np.float64)
-    if not np.isfinite(array).all() or rank < 2 or array.ndim not in (rank, rank - 1):
+    array = outputs[output_of(columns)]
+    if rank < 2 or array.ndim not in (rank, rank - 1):
         raise _NoDetector
     array = array[..., np.newaxis] if array.ndim < rank else np.moveaxis(array, axis, -1)
     if not isinstance(columns, str):
@@ -187,7 +187,10 @@ def _columns(outputs: Mapping[str, Array], columns: Columns, rank: int, axis: in
         if last >= array.shape[-1]:
             raise _NoDetector
         array = array[..., first : last + 1]
-    return array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
+    array = array.reshape(math.prod(array.shape[:-1]), array.shape[-1]).astype(np.float64)
+    if not np.isfinite(array).all():
+        raise _NoDetector
+    return array
 
 
 def _one(column: Array) -> Array:

@@ -6,9 +6,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from typing import Annotated, Final, Literal
 
 import msgspec
+
+from split.errors import ConfigError
+from split.tensor import NUMPY_DTYPES, Dim, TensorSpec
 
 _Column = Annotated[int, msgspec.Meta(ge=0)]
 _Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -96,3 +100,55 @@ def output_of(columns: Columns) -> str:
 def width(columns: Columns | None) -> int | None:
     """How many columns are stated; None where it is the output that says, or nothing is."""
     return None if columns is None or isinstance(columns, str) else columns[2] - columns[1] + 1
+
+
+def check_boxes(boxes: Boxes, outputs: Sequence[TensorSpec], *, where: str) -> None:
+    """ConfigError, which begins with `where`, when these outputs of a model cannot be read so: as far as it says what
+    they are, columns where the contract has them, and as many rows of each."""
+    known = {spec.name: spec for spec in outputs}
+    for number, head in enumerate(boxes.heads):
+        parts = {f"{where}.heads[{number}].{key}": (key, of) for key, of in head.parts().items()}
+        specs: dict[str, TensorSpec] = {}
+        for place, (_, columns) in parts.items():
+            name = output_of(columns)
+            if name not in known:
+                raise ConfigError(f"{place}: the model has no output {name!r}; it has {', '.join(known)}")
+            specs[place] = known[name]
+            if NUMPY_DTYPES[specs[place].dtype].kind not in "fiu":
+                raise ConfigError(f"{place}: output {name!r} is {specs[place].dtype} in the model; numbers are needed")
+        box = known[output_of(head.box)]
+        for place, (key, columns) in parts.items():
+            _check_columns(key, columns, specs[place], box, boxes.axis, place)
+
+
+def _check_columns(key: str, columns: Columns, spec: TensorSpec, box: TensorSpec, axis: int, where: str) -> None:
+    """`box`: the output with the boxes, which has the rows that all others must have."""
+    said, rank = f"output {spec.name!r} of shape {list(spec.shape)}", len(box.shape)
+    rows, there = _rows_of(spec, rank, axis)
+    if rank < 2 or (rows, key) == (None, "box"):
+        raise ConfigError(f"{where}: {said} has no rows of columns")
+    wanted_rows, _ = _rows_of(box, rank, axis)
+    if rows is None or any(
+        isinstance(a, int) and isinstance(b, int) and min(a, b) > 0 and a != b
+        for a, b in zip(rows, wanted_rows or (), strict=True)
+    ):
+        raise ConfigError(f"{where}: {said} has other rows than the boxes of {box.name!r} of shape {list(box.shape)}")
+    if not isinstance(there, int) or there < 1:
+        return
+    if not isinstance(columns, str) and columns[2] >= there:
+        raise ConfigError(f"{where}: {said} has {there} columns on axis {axis}; the last is number {there - 1}")
+    wanted, count = {"box": BOX_COLUMNS, "objectness": 1, "label": 1}.get(key), width(columns) or there
+    if wanted not in (None, count):
+        raise ConfigError(
+            f"{where}: {said} has {count} columns on axis {axis}, {wanted} wanted; name them as [output, first, last]"
+        )
+
+
+def _rows_of(spec: TensorSpec, rank: int, axis: int) -> tuple[tuple[Dim, ...] | None, Dim]:
+    """The dims of its rows, None where it has none beside boxes of this rank, and how many columns it has."""
+    if len(spec.shape) == rank - 1:
+        return spec.shape, 1
+    if len(spec.shape) != rank or rank < 2:
+        return None, -1
+    place = rank + axis
+    return spec.shape[:place] + spec.shape[place + 1 :], spec.shape[place]

@@ -8,17 +8,17 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal, Protocol
 
 import msgspec
 
 from split.errors import ConfigError
-from split.profiles.boxes import BOX_COLUMNS, Boxes, Columns, output_of, width
+from split.profiles.boxes import Boxes, check_boxes
 from split.profiles.image_spec import ImageSpec
 from split.profiles.load import load_yaml
-from split.tensor import NUMPY_DTYPES, Dim, TensorSpec
+from split.tensor import NUMPY_DTYPES, TensorSpec
 
 CONTRACT_FILE: Final = "contract.yaml"
 
@@ -335,57 +335,7 @@ def check_contract(contract: Contract, card: Signature, *, path: Path) -> None:
         if output.name not in outputs:
             raise ConfigError(f"{path}: the model has no output {output.name!r}; it has {', '.join(outputs)}")
     if contract.data.fidelity.boxes is not None:
-        _check_boxes(contract.data.fidelity.boxes, {spec.name: spec for spec in card.outputs}, path)
-
-
-def _check_boxes(boxes: Boxes, outputs: Mapping[str, TensorSpec], path: Path) -> None:
-    """As far as the model says what its outputs are: columns where the contract has them, and as many rows of each."""
-    for number, head in enumerate(boxes.heads):
-        parts = {f"{path}: data.fidelity.boxes.heads[{number}].{key}": (key, of) for key, of in head.parts().items()}
-        specs: dict[str, TensorSpec] = {}
-        for where, (_, columns) in parts.items():
-            name = output_of(columns)
-            if name not in outputs:
-                raise ConfigError(f"{where}: the model has no output {name!r}; it has {', '.join(outputs)}")
-            specs[where] = outputs[name]
-            if NUMPY_DTYPES[specs[where].dtype].kind not in "fiu":
-                raise ConfigError(f"{where}: output {name!r} is {specs[where].dtype} in the model; numbers are needed")
-        box = outputs[output_of(head.box)]
-        for where, (key, columns) in parts.items():
-            _check_columns(key, columns, specs[where], box, boxes.axis, where)
-
-
-def _check_columns(key: str, columns: Columns, spec: TensorSpec, box: TensorSpec, axis: int, where: str) -> None:
-    """`box`: the output with the boxes, which has the rows that all others must have."""
-    said, rank = f"output {spec.name!r} of shape {list(spec.shape)}", len(box.shape)
-    rows, there = _rows_of(spec, rank, axis)
-    if rank < 2 or (rows, key) == (None, "box"):
-        raise ConfigError(f"{where}: {said} has no rows of columns")
-    wanted_rows, _ = _rows_of(box, rank, axis)
-    if rows is None or any(
-        isinstance(a, int) and isinstance(b, int) and min(a, b) > 0 and a != b
-        for a, b in zip(rows, wanted_rows or (), strict=True)
-    ):
-        raise ConfigError(f"{where}: {said} has other rows than the boxes of {box.name!r} of shape {list(box.shape)}")
-    if not isinstance(there, int) or there < 1:
-        return
-    if not isinstance(columns, str) and columns[2] >= there:
-        raise ConfigError(f"{where}: {said} has {there} columns on axis {axis}; the last is number {there - 1}")
-    wanted, count = {"box": BOX_COLUMNS, "objectness": 1, "label": 1}.get(key), width(columns) or there
-    if wanted not in (None, count):
-        raise ConfigError(
-            f"{where}: {said} has {count} columns on axis {axis}, {wanted} wanted; name them as [output, first, last]"
-        )
-
-
-def _rows_of(spec: TensorSpec, rank: int, axis: int) -> tuple[tuple[Dim, ...] | None, Dim]:
-    """The dims of its rows, None where it has none beside boxes of this rank, and how many columns it has."""
-    if len(spec.shape) == rank - 1:
-        return spec.shape, 1
-    if len(spec.shape) != rank or rank < 2:
-        return None, -1
-    place = rank + axis
-    return spec.shape[:place] + spec.shape[place + 1 :], spec.shape[place]
+        check_boxes(contract.data.fidelity.boxes, card.outputs, where=f"{path}: data.fidelity.boxes")
 
 
 def load_labels(contract: Contract, folder: Path) -> dict[str, tuple[str, ...]]:

@@ -326,12 +326,15 @@ def test_what_a_service_leaves_out_of_its_contract_is_at_its_default(
 def test_a_service_that_reads_detections_otherwise_fails_that_field(
     tmp_path: Path, validate: Validate, foreign: Foreign
 ) -> None:
-    boxes = {"heads": [{"box": "y", "score": "y"}], "format": "xyxy", "scores": "logits", "threshold": 0.5}
+    head = {"box": ["y", 0, 3], "score": ["y", 4, 4]}
+    boxes = {"heads": [head], "format": "xyxy", "scores": "logits", "threshold": 0.5}
 
-    def failing_of(theirs: dict[str, Any] | None, ours: str = "") -> set[str]:
+    def failing_of(theirs: dict[str, Any] | None, ours: str = "", columns: int = 5) -> set[str]:
         said = {"measure": "boxes", "bound": 0.1, "boxes": theirs}
-        foreign.says("OPTIONS", "/v2/models/tiny", METADATA | {"contract": {"data": {"fidelity": said}}})
-        text = "{heads: [{box: y, score: y}], format: xyxy, scores: logits, threshold: 0.5" + ours + "}"
+        outputs = [{"name": "y", "datatype": "FP32", "shape": [-1, columns]}]
+        answer = METADATA | {"outputs": outputs, "contract": {"data": {"fidelity": said}}}
+        foreign.says("OPTIONS", "/v2/models/tiny", answer)
+        text = "{heads: [{box: [y, 0, 3], score: [y, 4, 4]}], format: xyxy, scores: logits, threshold: 0.5" + ours + "}"
         text = "model: tiny\ndata: {fidelity: {measure: boxes, bound: 0.1, boxes: " + text + "}}\n"
         return failing(validate(written(tmp_path, text), "--service", foreign.url)[1])
 
@@ -339,6 +342,7 @@ def test_a_service_that_reads_detections_otherwise_fails_that_field(
     assert failing_of(boxes | {"threshold": 0.4}) == {"data.fidelity.boxes"}
     assert failing_of(boxes, ", match: overlap") == {"data.fidelity.boxes"}
     assert failing_of(None) == failing_of({"heads": 3}) == {"data.fidelity.boxes"}
+    assert failing_of(boxes, columns=4) == {"data.fidelity.boxes.heads"}  # no fifth column to read a score off
 
 
 @pytest.mark.parametrize("body", [b"hello", b"[]", b'{"inputs": 3}', b'{"name": "tiny", "inputs": [{"name": 1}]}'])

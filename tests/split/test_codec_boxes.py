@@ -217,6 +217,10 @@ def test_what_is_no_detectors_answer_is_infinitely_far(boxes: Boxes) -> None:
     assert boxes_distance(boxes, nan, nan) == 0.0  # the same, whatever it is
     assert boxes_distance(boxes, {"y": good["y"].astype("f8")}, good) == math.inf
     assert boxes_distance(boxes, {"y": good["y"][0]}, good) == math.inf
+    beside = boxes.heads[0].box, ["y", 4, 4]  # NaN in what is not looked at is nobody's business
+    looking = boxes_of(heads=[dict(zip(("box", "score"), beside, strict=True))], match=boxes.match)
+    masked = {"y": np.where(np.arange(6) == 5, np.float32(np.nan), good["y"])}
+    assert boxes_distance(looking, masked, good) == 0.0
     narrow = {"y": good["y"][..., :5]}  # no second class
     assert boxes_distance(boxes, narrow, {"y": narrow["y"] + 1}) == math.inf
     assert count_detections(boxes, narrow) == count_detections(boxes, nan) == 0
