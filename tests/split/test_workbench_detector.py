@@ -19,11 +19,12 @@ from split.codec.calibration import Calibration, read_calibration
 from split.errors import InvalidRequest
 from split.profiles.boxes import Boxes
 from split.profiles.contract import Contract, Data, Fidelity
+from split.profiles.measured import Point
 from split.runtime.segment import OrtEngine
 from split.tensor import Array, Tensors
 from split.workbench.calibrate import calibrate
 from split.workbench.codec_costs import codec_costs
-from split.workbench.curves import point
+from split.workbench.curves import point, trace
 from split.workbench.golden import Golden, profile_basis
 
 NET = """<ir_version: 8, opset_import: ["" : 18]>
@@ -150,6 +151,26 @@ def test_nothing_is_known_where_nothing_is_detected_and_without_a_second_source(
     alone = point(1, [1], [whole], [whole], sources=[0], contract=FIDELITY)
     assert LIST.name not in alone.fidelity_high
     assert LIST.name not in point(1, [1], [whole], [whole], sources=[0]).fidelity
+
+
+def test_finer_levels_are_not_tried_where_two_running_left_every_detection_as_it_is() -> None:
+    """0.3 is left open where none of so few was another: the bound of 0.1 is met nowhere. Levels are four apart."""
+    tried: list[int] = []
+
+    def evaluate(level: int) -> Point:
+        tried.append(level)
+        off = 0.0 if level in (108, 100, 96) or level < 90 else 0.2  # 108: by luck
+        fidelity = {"boxes-1": off}
+        return Point(
+            level=level,
+            mean_bytes=1000.0 - level,
+            p95_bytes=1000.0,
+            fidelity=fidelity,
+            fidelity_high={"boxes-1": off + 0.3},
+        )
+
+    trace(evaluate, start=112, coarsest=255, finest=0, measure="boxes-1", bound=0.1)
+    assert min(tried) == 96
 
 
 # -- int8 and fp16 ----------------------------------------------------------------------------------------------------
