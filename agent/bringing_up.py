@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from agent.calibrated import calibrated, sidecar_beside
+from agent.calibrated import Sidecar, calibrated, fitting, sidecar_again, sidecar_beside
 from agent.model_cache import find_card, remove_former
 from agent.served_model import ServedModel
 from split.errors import InvalidModel, IsthmusError, ModelUnavailable
@@ -163,7 +163,7 @@ class BringingUp:
             raise InvalidModel(f"{entry.path} is not there; a version folder holds the file model.onnx")
         async with self._bench:  # in order, to the end: what hangs is looked at after what can answer, not in between
             before = await asyncio.to_thread(FolderBefore, entry.path)
-            folder, card = await self._card(entry)
+            folder, card, sidecar = await self._card(entry)
             # A file replaced in place must not answer with its old weights, not even where a request that outlived the
             # unloading has opened them again.
             self.close(folder, card)
@@ -177,7 +177,6 @@ class BringingUp:
                 log.warning("model=%s %s", entry.name, choice.note)
             if choice.accelerated:
                 self._store.use((Path(card.path), folder), OrtEngine(choice.providers))
-            sidecar = await asyncio.to_thread(sidecar_beside, entry.path, card.digest)
             profile = await asyncio.to_thread(self._profile, folder, card, contract, choice)
             if profile is None:  # else it has run here, on this runtime: that was measured
                 await self._child(entry, "probe", *_on(choice))
@@ -272,15 +271,19 @@ class BringingUp:
         fits = profile.holds_for(digest=card.digest, runtime=runtime, fingerprint=self._machine, basis=basis)
         return profile if fits else None
 
-    async def _card(self, entry: Entry) -> tuple[Path, ModelCard]:
-        """The model's folder in the cache and its card, made by the workbench when none fits the file as it is now."""
-        found = await asyncio.to_thread(find_card, self._cache_dir, entry.path)
+    async def _card(self, entry: Entry) -> tuple[Path, ModelCard, Sidecar]:
+        """The model's folder in the cache and its card, made by the workbench when none fits the file as it is now and
+        the calibration beside it."""
+        sidecar = await asyncio.to_thread(sidecar_beside, entry.path, None)
+        found = await asyncio.to_thread(find_card, self._cache_dir, entry.path, sidecar.calibration)
         if found is None:
             await self._child(entry, "prepare", "--cache", str(self._cache_dir))
-            found = await asyncio.to_thread(find_card, self._cache_dir, entry.path)
+            sidecar = await asyncio.to_thread(sidecar_again, entry.path, sidecar)
+            found = await asyncio.to_thread(find_card, self._cache_dir, entry.path, sidecar.calibration)
         if found is None:
             raise InvalidModel(f"{entry.path} changed while it was being prepared; load it again")
-        return found
+        folder, card = found
+        return folder, card, fitting(entry.path, sidecar, card.digest)
 
     async def _child(self, entry: Entry, command: str, *arguments: str) -> None:
         def show(label: str, ratio: float) -> None:

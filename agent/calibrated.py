@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from split.codec.calibration import CALIBRATION_FILE, Calibration, decode_calibration, read_file
+from split.codec.calibration import CALIBRATION_FILE, Calibration, decode_calibration, read_file, require_model
 from split.codec.klt import BoundaryTables
 from split.errors import InvalidCalibration
 from split.graph.card import CutCard, ModelCard
@@ -55,8 +55,8 @@ class Sidecar:
 NO_SIDECAR: Final = Sidecar()
 
 
-def sidecar_beside(model_path: Path, digest: ModelDigest) -> Sidecar:
-    """Read it, checked in full."""
+def sidecar_beside(model_path: Path, digest: ModelDigest | None) -> Sidecar:
+    """Read it, checked in full; `digest` None: of whatever model it is, which `fitting` then asks."""
     path = model_path.with_name(CALIBRATION_FILE)
     stamp = stamp_of(path)  # before it is read: what is written meanwhile changes it
     try:
@@ -71,6 +71,22 @@ def sidecar_beside(model_path: Path, digest: ModelDigest) -> Sidecar:
         return _unused(f"{path}: {error}", stamp)
     tables = {cut: BoundaryTables(found, calibration.digest) for cut, found in calibration.tables.items()}
     return Sidecar(calibration=calibration, data=data, tables=tables, stamp=stamp)
+
+
+def sidecar_again(model_path: Path, sidecar: Sidecar) -> Sidecar:
+    """What lies there now: the same one, not read again, where the file has not changed."""
+    unchanged = stamp_of(model_path.with_name(CALIBRATION_FILE)) == sidecar.stamp
+    return sidecar if unchanged else sidecar_beside(model_path, None)
+
+
+def fitting(model_path: Path, sidecar: Sidecar, digest: ModelDigest) -> Sidecar:
+    """The same for this model alone: one that cannot be used where it is another's."""
+    try:
+        if sidecar.calibration is not None:
+            require_model(sidecar.calibration.model, digest)
+        return sidecar
+    except InvalidCalibration as error:
+        return _unused(f"{model_path.with_name(CALIBRATION_FILE)}: {error}", sidecar.stamp)
 
 
 def _unused(note: str, stamp: Stamp) -> Sidecar:

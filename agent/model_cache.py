@@ -9,22 +9,21 @@ import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from split.codec.calibration import CALIBRATION_FILE, read_calibration
-from split.errors import InvalidCalibration, InvalidModel
+from split.codec.calibration import Calibration
+from split.errors import InvalidModel
 from split.graph.card import ModelCard, file_is, read_card
-from split.ids import CutId, ModelDigest
 from split.profiles.contract import contract_beside
 from split.profiles.demands import demands_of
 
 log = logging.getLogger(__name__)
 
 
-def find_card(cache_dir: Path, path: Path) -> tuple[Path, ModelCard] | None:
+def find_card(cache_dir: Path, path: Path, calibration: Calibration | None) -> tuple[Path, ModelCard] | None:
     """Folder and card made from exactly these bytes at this place for the contract beside them, without parsing the
-    model, with the cuts of the calibration beside them, every segment as the workbench wrote it; None where there is
-    none. ConfigError as `contract_beside`."""
+    model, with the cuts of the `calibration` beside them (`calibrated.sidecar_beside`; another model's asks for none),
+    every segment as the workbench wrote it; None where there is none. ConfigError as `contract_beside`."""
     contract = contract_beside(path)
-    calibrated = _calibrated(path)
+    calibrated = {} if calibration is None else {calibration.model: frozenset(calibration.tables)}
     for folder, card in _cards(cache_dir):
         if (  # what costs most comes last: hashing takes a second per gigabyte
             card.path == str(path.resolve())
@@ -35,15 +34,6 @@ def find_card(cache_dir: Path, path: Path) -> tuple[Path, ModelCard] | None:
         ):
             return folder, card
     return None
-
-
-def _calibrated(path: Path) -> dict[ModelDigest, frozenset[CutId]]:
-    """The model whose calibration lies beside the file, and its cuts; {} without one that can be read."""
-    try:
-        found = read_calibration(path.with_name(CALIBRATION_FILE), None)
-    except InvalidCalibration:  # whoever uses it says so
-        return {}
-    return {} if found is None else {found.model: frozenset(found.tables)}
 
 
 def remove_former(cache_dir: Path, path: Path, repository: Path, *, in_use: Collection[Path]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from agent.calibrated import calibrated, sidecar_beside
+from agent.calibrated import calibrated, fitting, sidecar_again, sidecar_beside
 from agent.commands.model_argument import CHILD_TIMEOUT_S, add_inputs_argument, add_model_argument, model_path
 from agent.model_cache import find_card
 from split.errors import InvalidModel
@@ -91,13 +91,15 @@ def profiled(
     `inputs`: an `.npz` to measure on. `again`: measure even when the cache has it. InvalidModel as the workbench says.
     """
     given = [] if inputs is None else ["--inputs", str(inputs)]
-    found = find_card(cache, path)
+    sidecar = sidecar_beside(path, None)
+    found = find_card(cache, path, sidecar.calibration)
     if found is None:
         prepare = ["prepare", str(path), "--cache", str(cache), *given]
         run_child_sync(
             prepare, timeout_s=CHILD_TIMEOUT_S, on_progress=lambda stage, ratio: on_progress(stage, 0.1 * ratio)
         )
-        found = find_card(cache, path)
+        sidecar = sidecar_again(path, sidecar)
+        found = find_card(cache, path, sidecar.calibration)
     if found is None:
         raise InvalidModel(f"{path} changed while it was being prepared; try again")
     folder, card = found
@@ -117,7 +119,7 @@ def profiled(
         profile = read_profile(folder)
     if profile is None:
         raise InvalidModel(f"the measurements of {path} cannot be read back from {folder}; is the disk full?")
-    return card, calibrated(card, profile, sidecar_beside(path, card.digest).calibration)
+    return card, calibrated(card, profile, fitting(path, sidecar, card.digest).calibration)
 
 
 @contextlib.contextmanager

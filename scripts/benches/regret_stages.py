@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from agent.calibrated import sidecar_beside
 from agent.model_cache import find_card
 from agent.replay.known import Known
 from scripts.benches.regret_cells import LINKS, Cell, Subject
@@ -122,7 +123,7 @@ def offers_of(folder: Path, subjects: Sequence[Subject]) -> dict[Subject, Offer]
     found: dict[str, Known] = {}
     for name in dict.fromkeys(subject.model for subject in subjects):
         path = folder / "models" / name / "1" / "model.onnx"
-        there = find_card(folder / "agent-cache", path)
+        there = find_card(folder / "agent-cache", path, sidecar_beside(path, None).calibration)
         profile = read_profile(there[0]) if there is not None else None
         if there is None or profile is None:
             raise Unavailable(f"{path} is not profiled in {folder / 'agent-cache'}; run scripts/bench regret --prepare")

@@ -308,8 +308,8 @@ def decode_calibration(data: bytes, model: ModelDigest | None) -> Calibration:
         file = msgspec.msgpack.decode(plain, type=_File)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _bad(f"it is damaged ({error})") from error
-    if model is not None and file.model != model:
-        raise _bad(f"it belongs to the model {file.model[:19]}…, not to {model[:19]}…")
+    if model is not None:
+        require_model(file.model, model)
     if file.inputs < 1:
         raise _bad(f"it was made from {file.inputs} inputs; at least 1 is read")
     if not all(0 <= least <= most for least, most in file.sizes):
@@ -329,6 +329,12 @@ def decode_calibration(data: bytes, model: ModelDigest | None) -> Calibration:
         sizes=file.sizes,
         digest=hashlib.sha256(data).hexdigest(),
     )
+
+
+def require_model(calibrated: ModelDigest, model: ModelDigest) -> None:
+    """InvalidCalibration for the calibration of another model than `model`."""
+    if calibrated != model:
+        raise _bad(f"it belongs to the model {calibrated[:19]}…, not to {model[:19]}…")
 
 
 def _bad(why: str) -> InvalidCalibration:

@@ -13,7 +13,20 @@ from agent import bringing_up, recalibrating
 from agent.bringing_up import BringingUp, Entry, ModelState
 from agent.calibrated import NO_SIDECAR, Sidecar
 from agent.recalibrating import Recalibrating
-from split.ids import ModelName
+from split.codec.calibration import (
+    CALIBRATION_FILE,
+    Calibration,
+    Curve,
+    CutTables,
+    TensorTables,
+    decode_calibration,
+    write_calibration,
+)
+from split.graph.load import model_digest
+from split.ids import ModelDigest, ModelName
+from split.profiles.measured import Point
+from split.workbench.cut import folder_for, prepare
+from tests.calibrated_model import save_model
 
 
 async def test_a_calibration_laid_while_the_model_is_measured_is_not_undone_by_the_model_of_before(
@@ -75,3 +88,59 @@ async def test_a_calibration_laid_while_the_model_is_measured_is_not_undone_by_t
     assert told[-1] is entry.model
     await looks.look()
     assert (told[-1], entry.model.sidecar) == (entry.model, fresh)
+
+
+async def test_a_model_whose_card_is_in_the_cache_is_brought_up_with_one_look_into_its_calibration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "models/m/1/model.onnx"
+    path.parent.mkdir(parents=True)
+    save_model(path)
+    digest = model_digest(path)[0]
+    folder = folder_for(tmp_path / "cache", digest, path)
+    cut = prepare(path, folder).cuts[0]
+    calibration = Calibration(
+        model=digest,
+        inputs=2,
+        tables={
+            cut.id: CutTables(tensors=(TensorTables(spec=cut.boundary[0], klt=None),), node_bitmap=cut.node_bitmap)
+        },
+        curves={
+            cut.id: Curve(
+                points=(Point(level=3, mean_bytes=30.0, p95_bytes=30.0, fidelity={}, fidelity_high={}),), inputs=2
+            )
+        },
+    )
+    write_calibration(calibration, path.with_name(CALIBRATION_FILE))
+    prepare(path, folder)
+    decoded: list[bytes] = []
+    for module in ("agent.calibrated", "split.codec.calibration"):
+
+        def counted(data: bytes, model: ModelDigest | None) -> Calibration:
+            decoded.append(data)
+            return decode_calibration(data, model)
+
+        monkeypatch.setattr(f"{module}.decode_calibration", counted)
+
+    async def warm(model: Any) -> None:
+        return
+
+    stored: Any = None  # which is not asked
+    entry = Entry(name=ModelName("m"), version="1", path=path, state=ModelState.LOADING)
+    up = BringingUp(
+        folder=tmp_path / "models",
+        cache_dir=tmp_path / "cache",
+        store=stored,
+        timeout_s=10.0,
+        memory_bytes=None,
+        runtime="r",
+        machine="m",
+        warm_up=warm,
+        on_ready=lambda model: None,
+        in_use=set,
+    )
+    _, card, sidecar = await up._card(entry)
+    assert len(decoded) == 1
+    assert sidecar.calibration is not None
+    assert cut.id in sidecar.calibration.tables
+    assert card.calibrated == (cut.id,)

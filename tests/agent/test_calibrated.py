@@ -8,8 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from agent.calibrated import NO_SIDECAR, calibrated, sidecar_beside
-from split.codec.calibration import CALIBRATION_FILE, Calibration, CutTables, TensorTables, write_calibration
+from agent.calibrated import NO_SIDECAR, calibrated, fitting, sidecar_again, sidecar_beside
+from split.codec.calibration import (
+    CALIBRATION_FILE,
+    Calibration,
+    CutTables,
+    TensorTables,
+    decode_calibration,
+    write_calibration,
+)
 from split.graph.card import ModelCard
 from split.ids import CutId, ModelDigest
 from split.profiles.measured import CodecCosts, CutCosts, ModelProfile
@@ -103,10 +110,39 @@ def test_the_sidecar_beside_a_model_is_read_with_its_bytes(made: tuple[Path, Mod
     strange = sidecar_beside(path, ModelDigest("sha256:" + "ab" * 32))
     assert (strange.calibration, strange.data, dict(strange.tables)) == (None, b"", {})
     assert "belongs to the model" in strange.note
+    whatever = sidecar_beside(path, None)
+    assert whatever.is_as(found)
+    assert fitting(path, whatever, card.digest) is whatever
+    assert fitting(path, whatever, ModelDigest("sha256:" + "ab" * 32)).is_as(strange)
+    assert fitting(path, NO_SIDECAR, card.digest) is NO_SIDECAR
     path.with_name(CALIBRATION_FILE).unlink()
     path.with_name(CALIBRATION_FILE).mkdir()
     assert "is no file and is not used" in sidecar_beside(path, card.digest).note
     path.with_name(CALIBRATION_FILE).rmdir()
+
+
+def test_a_file_is_decoded_again_only_where_it_has_changed(
+    made: tuple[Path, ModelCard, Calibration], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[bytes] = []
+
+    def counted(data: bytes, model: ModelDigest | None) -> Calibration:
+        decoded.append(data)
+        return decode_calibration(data, model)
+
+    monkeypatch.setattr("agent.calibrated.decode_calibration", counted)
+    path, sidecar = tmp_path / "model.onnx", tmp_path / CALIBRATION_FILE
+    assert sidecar_again(path, NO_SIDECAR) is NO_SIDECAR
+    write_calibration(made[2], sidecar)
+    first = sidecar_again(path, NO_SIDECAR)
+    assert sidecar_again(path, first) is fitting(path, first, made[1].digest) is first
+    assert len(decoded) == 1
+    write_calibration(replace(made[2], inputs=99), sidecar)
+    second = sidecar_again(path, first)
+    assert second.calibration is not None
+    assert (second.calibration.inputs, len(decoded)) == (99, 2)
+    sidecar.unlink()
+    assert sidecar_again(path, second) is NO_SIDECAR
 
 
 def test_a_pipe_beside_a_model_is_not_waited_for(made: tuple[Path, ModelCard, Calibration], tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ async def test_o_rt_02_a_load_that_hangs_in_the_daemon_ends_at_its_limit_and_the
     model = lay(tmp_path / "models", "stuck", IDENTITY.replace("Identity", "Neg"))
     async with daemon(tmp_path) as caller:  # what children do is done here, within the usual limits
         await caller.until(caller.settled)
-    found = find_card(tmp_path / "cache", model)
+    found = find_card(tmp_path / "cache", model, None)
     assert found is not None
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -7,6 +7,7 @@ import onnx
 import onnx.parser
 import pytest
 
+from agent.calibrated import sidecar_beside
 from agent.model_cache import find_card, remove_former
 from split.codec.calibration import (
     CALIBRATION_FILE,
@@ -46,7 +47,7 @@ def test_of_the_models_in_a_cache_only_the_one_that_is_asked_for_is_hashed(
         return file_is(path, size, sha256)
 
     monkeypatch.setattr("agent.model_cache.file_is", recorded)
-    found = find_card(cache, path)
+    found = find_card(cache, path, None)
     assert found is not None
     assert sorted(hashed) == sorted([path, *(folders["two"] / name for name in found[1].made)])
 
@@ -55,16 +56,16 @@ def test_a_card_that_was_made_for_another_contract_is_made_again(tmp_path: Path)
     path, cache = tmp_path / "models/m/1/model.onnx", tmp_path / "cache"
     path.parent.mkdir(parents=True)
     onnx.save(onnx.parser.parse_model(MODEL), path)
-    assert find_card(cache, path) is None
+    assert find_card(cache, path, None) is None
     folder = folder_for(cache, model_digest(path)[0], path)
     card = prepare(path, folder, contract=contract_beside(path))
-    assert find_card(cache, path) == (folder, card)
+    assert find_card(cache, path, None) == (folder, card)
     (path.parent.parent / "contract.yaml").write_text("data: {codecs: [raw, fp16]}\n")
-    assert find_card(cache, path) == (folder, card)  # nothing in it asks anything of cuts
+    assert find_card(cache, path, None) == (folder, card)  # nothing in it asks anything of cuts
     (path.parent.parent / "contract.yaml").write_text("data: {depth_min_ratio: 0.6}\n")
-    assert find_card(cache, path) is None
+    assert find_card(cache, path, None) is None
     deep = prepare(path, folder, contract=contract_beside(path))
-    assert find_card(cache, path) == (folder, deep)
+    assert find_card(cache, path, None) == (folder, deep)
     assert all(cut.compute_share >= 0.6 for cut in deep.cuts)
 
 
@@ -89,7 +90,7 @@ def test_what_was_made_of_a_file_that_is_another_now_or_gone_is_removed_and_noth
     remove_former(cache, served, repository, in_use={in_use})
     assert sorted((cache / "models").iterdir()) == sorted([now, in_use, *kept])
     assert not gone.exists()
-    assert find_card(cache, served) is not None
+    assert find_card(cache, served, None) is not None
 
 
 def test_a_card_that_lacks_a_cut_of_the_calibration_beside_the_model_is_made_again_once(tmp_path: Path) -> None:
@@ -101,7 +102,7 @@ def test_a_card_that_lacks_a_cut_of_the_calibration_beside_the_model_is_made_aga
     prepare(path, folder)
     sidecar = path.with_name(CALIBRATION_FILE)
     sidecar.write_bytes(b"damaged")  # whoever uses it says so; the card is as good as before
-    assert find_card(cache, path) is not None
+    assert find_card(cache, path, sidecar_beside(path, None).calibration) is not None
     spec = TensorSpec(name="a", dtype="FP32", shape=(4,))
     point = Point(level=3, mean_bytes=30.0, p95_bytes=30.0, fidelity={}, fidelity_high={})
     calibration = Calibration(
@@ -111,10 +112,10 @@ def test_a_card_that_lacks_a_cut_of_the_calibration_beside_the_model_is_made_aga
         curves={CutId("0123456789ab"): Curve(points=(point,), inputs=2)},
     )
     write_calibration(replace(calibration, model=ModelDigest("sha256:" + "00" * 32)), sidecar)
-    assert find_card(cache, path) is not None  # of another model
+    assert find_card(cache, path, sidecar_beside(path, None).calibration) is not None  # of another model
     write_calibration(calibration, sidecar)
-    assert find_card(cache, path) is None
+    assert find_card(cache, path, sidecar_beside(path, None).calibration) is None
     card = prepare(path, folder)  # the bitmap is of another cut, which is said and not tried for ever
-    assert find_card(cache, path) == (folder, card)
+    assert find_card(cache, path, sidecar_beside(path, None).calibration) == (folder, card)
     sidecar.unlink()
-    assert find_card(cache, path) == (folder, card)
+    assert find_card(cache, path, sidecar_beside(path, None).calibration) == (folder, card)

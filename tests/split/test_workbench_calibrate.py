@@ -21,6 +21,7 @@ from PIL import Image
 from agent.cli import run
 from agent.commands.calibrate import _table
 from split.codec.calibration import Calibration, Klt, read_calibration
+from split.codec.core import core_in_use, load
 from split.codec.fidelity import divergence
 from split.codec.klt import BoundaryTables, decode_klt, encode_klt
 from split.errors import EngineFailed, InvalidModel, InvalidRequest
@@ -462,3 +463,17 @@ def test_of_a_model_with_very_many_boundaries_the_ranking_looks_at_fewer_channel
     with pytest.raises(InvalidModel):
         calibrated(place, tmp_path / "many.isthmus")
     assert set(looked_at) == {2}
+
+
+@pytest.mark.skipif(isinstance(load(), str), reason="no compiled core to compare with")
+def test_the_command_makes_the_same_file_without_the_compiled_core(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    for native in ("1", "0"):
+        monkeypatch.setenv("ISTHMUS_NATIVE", native)  # for the child that does it
+        assert core_in_use().startswith("plain Python") == (native == "0")
+        out = tmp_path / native
+        assert run(["calibrate", str(place.model), "--inputs", str(place.inputs), "--out", str(out)]) == 0
+        made.append(out.read_bytes())
+    assert made[0] == made[1]
