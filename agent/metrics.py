@@ -17,7 +17,7 @@ from prometheus_client.core import (
 )
 
 from agent.journal import Journal
-from agent.totals import BUCKETS_MS
+from agent.totals import BUCKETS_MS, Totals
 from split.transport.channel import LinkFacts, Observation
 
 _OF_CONNECTION: Mapping[str, tuple[str, Callable[[LinkFacts], float]]] = {
@@ -58,84 +58,10 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """prometheus-client's question."""
-        requests = CounterMetricFamily(
-            "isthmus_requests", "Requests by what became of them.", labels=["model", "placement", "outcome"]
-        )
-        durations = HistogramMetricFamily(
-            "isthmus_request_duration_seconds", "From received to answered.", labels=["model", "placement"]
-        )
-        stages = CounterMetricFamily(
-            "isthmus_stage_duration_seconds", "Time spent, by stage.", labels=["model", "stage"]
-        )
-        fallbacks = CounterMetricFamily(
-            "isthmus_fallbacks", "Requests that the device finished for the companion.", labels=["model"]
-        )
-        hedges = CounterMetricFamily(
-            "isthmus_hedges",
-            "Finishes that began here for requests sent to the companion, by who answered first.",
-            labels=["model", "outcome"],
-        )
-        shadows = CounterMetricFamily(
-            "isthmus_shadow_runs", "Answers of the companion's compared with the device's.", labels=["model", "result"]
-        )
-        checks = GaugeMetricFamily(
-            "isthmus_fidelity_bound_ratio",
-            "Mean distance of spot-checked answers to the unsplit model's, over the bound: above 1 it is broken.",
-            labels=["model", "codec"],
-        )
-        unchecked = GaugeMetricFamily(
-            "isthmus_unchecked_answers",
-            "Answers over a lossy codec since the last one that was checked: above spot_check_every, none could be.",
-            labels=["model", "codec"],
-        )
-        explored = CounterMetricFamily(
-            "isthmus_explored_requests", "Requests whose plan was run to learn something.", labels=["model"]
-        )
-        ratios = HistogramMetricFamily(
-            "isthmus_prediction_ratio",
-            "Measured over predicted time of requests that ran as chosen, by stage and in total.",
-            labels=["model", "stage"],
-        )
-        errors = SummaryMetricFamily(
-            "isthmus_prediction_error_ratio",
-            "Their absolute error over the measured time; sum over count is the MAPE.",
-            labels=["model", "stage"],
-        )
-        energy = CounterMetricFamily(
-            "isthmus_energy_joules",
-            "Used above idle by answered requests: measured stages times the device's power, itself measured or not.",
-            labels=["model", "measured"],
-        )
+        of_requests = _OfRequests()
         for model, totals in self._journal.totals.items():
-            for agrees, count in totals.shadows.items():
-                shadows.add_metric([model, "agreed" if agrees else "differed"], count)
-            for placement, times in totals.placements.items():
-                requests.add_metric([model, placement, "answered"], times.count)
-                buckets = [
-                    ("+Inf" if edge_ms is None else repr(edge_ms / 1000), count)
-                    for edge_ms, count in zip((*BUCKETS_MS, None), times.cumulative(), strict=True)
-                ]
-                durations.add_metric([model, placement], buckets, times.sum_ms / 1000)
-            for code, count in totals.failures.items():
-                requests.add_metric([model, "none", code], count)
-            for stage, ms in totals.stages_ms.items():
-                stages.add_metric([model, stage], ms / 1000)
-            fallbacks.add_metric([model], totals.fallbacks)
-            for first, count in totals.finishes.items():
-                hedges.add_metric([model, first], count)
-            for codec, (_, _, ratio) in totals.checks.items():
-                checks.add_metric([model, codec], ratio)
-            for codec, answers in totals.unchecked.items():
-                unchecked.add_metric([model, codec], answers)
-            explored.add_metric([model], totals.explored)
-            for stage, one in totals.predicted.items():
-                edges = [("+Inf" if edge is None else repr(edge), n) for edge, n in one.edges()]
-                ratios.add_metric([model, stage], edges, one.sum)
-                errors.add_metric([model, stage], one.count, one.error_sum)
-            for measured, joules in totals.joules.items():
-                energy.add_metric([model, str(measured).lower()], joules)
-        yield from (requests, durations, stages, fallbacks, hedges, shadows)
-        yield from (checks, unchecked, explored, ratios, errors, energy)
+            of_requests.add(model, totals)
+        yield from of_requests.families()
         rates = GaugeMetricFamily(
             "isthmus_calibration_rate_ratio",
             "Bytes of calibrated codecs over what the calibration says: far above 1, live inputs do not fit it.",
@@ -151,6 +77,107 @@ class Metrics:
         info = GaugeMetricFamily("isthmus_build_info", "Version.", labels=["version"])
         info.add_metric([self._version], 1)
         yield info
+
+
+class _OfRequests:
+    """What the journal counts of requests, as families with a sample for each model; made anew for each scrape."""
+
+    def __init__(self) -> None:
+        self.requests = CounterMetricFamily(
+            "isthmus_requests", "Requests by what became of them.", labels=["model", "placement", "outcome"]
+        )
+        self.durations = HistogramMetricFamily(
+            "isthmus_request_duration_seconds", "From received to answered.", labels=["model", "placement"]
+        )
+        self.stages = CounterMetricFamily(
+            "isthmus_stage_duration_seconds", "Time spent, by stage.", labels=["model", "stage"]
+        )
+        self.fallbacks = CounterMetricFamily(
+            "isthmus_fallbacks", "Requests that the device finished for the companion.", labels=["model"]
+        )
+        self.hedges = CounterMetricFamily(
+            "isthmus_hedges",
+            "Finishes that began here for requests sent to the companion, by who answered first.",
+            labels=["model", "outcome"],
+        )
+        self.shadows = CounterMetricFamily(
+            "isthmus_shadow_runs", "Answers of the companion's compared with the device's.", labels=["model", "result"]
+        )
+        self.checks = GaugeMetricFamily(
+            "isthmus_fidelity_bound_ratio",
+            "Mean distance of spot-checked answers to the unsplit model's, over the bound: above 1 it is broken.",
+            labels=["model", "codec"],
+        )
+        self.unchecked = GaugeMetricFamily(
+            "isthmus_unchecked_answers",
+            "Answers over a lossy codec since the last one that was checked: above spot_check_every, none could be.",
+            labels=["model", "codec"],
+        )
+        self.explored = CounterMetricFamily(
+            "isthmus_explored_requests", "Requests whose plan was run to learn something.", labels=["model"]
+        )
+        self.ratios = HistogramMetricFamily(
+            "isthmus_prediction_ratio",
+            "Measured over predicted time of requests that ran as chosen, by stage and in total.",
+            labels=["model", "stage"],
+        )
+        self.errors = SummaryMetricFamily(
+            "isthmus_prediction_error_ratio",
+            "Their absolute error over the measured time; sum over count is the MAPE.",
+            labels=["model", "stage"],
+        )
+        self.energy = CounterMetricFamily(
+            "isthmus_energy_joules",
+            "Used above idle by answered requests: measured stages times the device's power, itself measured or not.",
+            labels=["model", "measured"],
+        )
+
+    def add(self, model: str, totals: Totals) -> None:
+        """Of one model's requests."""
+        for agrees, count in totals.shadows.items():
+            self.shadows.add_metric([model, "agreed" if agrees else "differed"], count)
+        for placement, times in totals.placements.items():
+            self.requests.add_metric([model, placement, "answered"], times.count)
+            buckets = [
+                ("+Inf" if edge_ms is None else repr(edge_ms / 1000), count)
+                for edge_ms, count in zip((*BUCKETS_MS, None), times.cumulative(), strict=True)
+            ]
+            self.durations.add_metric([model, placement], buckets, times.sum_ms / 1000)
+        for code, count in totals.failures.items():
+            self.requests.add_metric([model, "none", code], count)
+        for stage, ms in totals.stages_ms.items():
+            self.stages.add_metric([model, stage], ms / 1000)
+        self.fallbacks.add_metric([model], totals.fallbacks)
+        for first, count in totals.finishes.items():
+            self.hedges.add_metric([model, first], count)
+        for codec, (_, _, ratio) in totals.checks.items():
+            self.checks.add_metric([model, codec], ratio)
+        for codec, answers in totals.unchecked.items():
+            self.unchecked.add_metric([model, codec], answers)
+        self.explored.add_metric([model], totals.explored)
+        for stage, one in totals.predicted.items():
+            edges = [("+Inf" if edge is None else repr(edge), n) for edge, n in one.edges()]
+            self.ratios.add_metric([model, stage], edges, one.sum)
+            self.errors.add_metric([model, stage], one.count, one.error_sum)
+        for measured, joules in totals.joules.items():
+            self.energy.add_metric([model, str(measured).lower()], joules)
+
+    def families(self) -> tuple[Metric, ...]:
+        """With all samples that were added."""
+        return (
+            self.requests,
+            self.durations,
+            self.stages,
+            self.fallbacks,
+            self.hedges,
+            self.shadows,
+            self.checks,
+            self.unchecked,
+            self.explored,
+            self.ratios,
+            self.errors,
+            self.energy,
+        )
 
 
 def _of_link(link: Observation) -> Iterator[Metric]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from agent.bringing_up import ModelState
+from agent.bringing_up import Entry, ModelState
 from agent.compute import Compute
 from agent.device_watch import DeviceWatch
 from agent.fingerprinting import Fingerprinting
@@ -188,30 +188,6 @@ class DaemonService:
         self._serve.settle_books()
         now_s = asyncio.get_running_loop().time()
         known = self._planner.snapshot(now_s)
-        link = self._uplink.observation
-        models = []
-        for entry in self._repository.entries():
-            drift = known["models"].get(entry.name, {})
-            models.append(
-                {
-                    "name": entry.name,
-                    "version": entry.version,
-                    "state": str(entry.state),
-                    "reason": entry.reason,
-                    "progress": entry.progress,
-                    "profiled": bool(drift),
-                    "runs_on": list(entry.model.choice.runs_on) if entry.model is not None else [],
-                    "calibration_note": entry.model.calibration_note if entry.model is not None else "",
-                    "accelerators_note": entry.model.choice.note if entry.model is not None else "",
-                    "cuts_note": entry.model.card.note if entry.model is not None else "",
-                    "placements": self._journal.placements(entry.name),
-                    "p50_ms": self._journal.p50_ms(entry.name),
-                    "shadow": self._journal.shadows(entry.name),
-                    "spot_checks": self._journal.checks(entry.name),
-                    "joules": self._journal.joules_mean(entry.name),
-                    **drift,
-                }
-            )
         return {
             "version": VERSION,
             "uptime_s": round(now_s - self._started_at_s, 1),
@@ -220,31 +196,55 @@ class DaemonService:
             "fingerprint": self._fingerprinting.snapshot(),
             "sensors": msgspec.to_builtins(self._watch.sensors),
             "power": self._watch.snapshot(self._planner.power(now_s)),
-            "models": models,
-            "companion": {
-                "address": self._uplink.address,
-                "state": self._uplink.state,
-                "peer": self._uplink.peer,
-                "connects": self._uplink.connects,
-                "inflight": self._uplink.inflight,
-                "link": known["link"],
-                "connections": [msgspec.to_builtins(one) for one in link.connections] if link is not None else [],
-                "unreached": [
-                    {
-                        "address": one.address,
-                        "code": one.code,
-                        "reason": one.why,
-                        "next_try_s": round(one.next_try_s, 1),
-                    }
-                    for one in self._uplink.unreached
-                ],
-            },
+            "models": [
+                self._model_now(entry, known["models"].get(entry.name, {})) for entry in self._repository.entries()
+            ],
+            "companion": self._companion_now(known["link"]),
             "identity": self._identity(),
             "metering": self._meter.snapshot(),
             "record": self._recorder.snapshot(),
             "queue_ms": round(self._compute.queue_ms, 3),
             **self._journal.counts(),
             "emulation": {"slowdown": self._compute.slowdown},
+        }
+
+    def _model_now(self, entry: Entry, known: Mapping[str, Any]) -> dict[str, Any]:
+        """`known`: what the planner says of it; {} until it is measured."""
+        model, journal = entry.model, self._journal
+        return {
+            "name": entry.name,
+            "version": entry.version,
+            "state": str(entry.state),
+            "reason": entry.reason,
+            "progress": entry.progress,
+            "profiled": bool(known),
+            "runs_on": list(model.choice.runs_on) if model is not None else [],
+            "calibration_note": model.calibration_note if model is not None else "",
+            "accelerators_note": model.choice.note if model is not None else "",
+            "cuts_note": model.card.note if model is not None else "",
+            "placements": journal.placements(entry.name),
+            "p50_ms": journal.p50_ms(entry.name),
+            "shadow": journal.shadows(entry.name),
+            "spot_checks": journal.checks(entry.name),
+            "joules": journal.joules_mean(entry.name),
+            **known,
+        }
+
+    def _companion_now(self, link: Mapping[str, float]) -> dict[str, Any]:
+        """`link`: as the planner estimates it."""
+        uplink, seen = self._uplink, self._uplink.observation
+        return {
+            "address": uplink.address,
+            "state": uplink.state,
+            "peer": uplink.peer,
+            "connects": uplink.connects,
+            "inflight": uplink.inflight,
+            "link": link,
+            "connections": [msgspec.to_builtins(one) for one in seen.connections] if seen is not None else [],
+            "unreached": [
+                {"address": one.address, "code": one.code, "reason": one.why, "next_try_s": round(one.next_try_s, 1)}
+                for one in uplink.unreached
+            ],
         }
 
     def _serving(self) -> list[ServedModel]:
