@@ -322,7 +322,13 @@ class Journal:
 def _without_compared(entry: Entry) -> Entry:
     """The same, with its reason in words, and nothing that holds the plans that were not chosen."""
     reason = entry.decision.reason
-    decision = replace(entry.decision, runners_up=(), reason_of=lambda: reason, why_no_split=lambda: FORGOTTEN)
+    decision = replace(
+        entry.decision,
+        runners_up=(),
+        reason_of=lambda: reason,
+        why_no_split=lambda: FORGOTTEN,
+        reply_decides=lambda: False,  # only the planner asks, of the last decision
+    )
     return replace(entry, decision=decision)
 
 
