@@ -154,13 +154,14 @@ class CompanionView:
     def remote(self, model: KnownModel, metered: Metered | None, now_s: float) -> RemoteView:
         """What a remote plan of this model meets if it is sent now; `metered` as for `why_not`."""
         costs, there = model.costs, model.there
+        beta = costs.cloud.ratio
         queue_ms, queue_sigma_ms = self._queue.at(now_s)
         return RemoteView(
             link=self._link.estimate(now_s),
-            beta=costs.cloud.ratio,
+            beta=beta,
             beta_sigma=costs.cloud.sigma,
             speed_ratio=costs.speed_ratio,
-            image_ms=costs.cloud_image_ms * costs.cloud.ratio * costs.cloud_image.ratio,
+            image_ms=costs.cloud_image_ms * beta * costs.cloud_image.ratio,
             queue_ms=queue_ms,
             queue_sigma_ms=queue_sigma_ms,
             opened=there.opened,
