@@ -214,7 +214,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
     version: int = CALIBRATION_VERSION
     model: ModelDigest
     inputs: int
-    cuts: Annotated[dict[str, _CutFile], Meta(max_length=CUTS_MAX)]
+    cuts: Annotated[dict[Annotated[str, Meta(pattern=r"\A[0-9a-f]{12}\Z")], _CutFile], Meta(max_length=CUTS_MAX)]
     pictures: Annotated[dict[str, Curve], Meta(max_length=len(PICTURE_CODECS))]
     sizes: Annotated[tuple[tuple[int, int], ...], Meta(max_length=DIMS_MAX)] = ()
 

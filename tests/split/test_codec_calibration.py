@@ -218,6 +218,14 @@ def test_what_repeats_too_often_is_refused_before_it_is_made(change: dict[str, A
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("cut", ["", "../../../evil", "0123456789AB", "0123456789ab\n", "offload", "0" * 1_000_000])
+def test_a_cut_by_a_name_that_is_no_cuts_is_refused_in_few_words(cut: str) -> None:
+    known = msgspec.msgpack.decode(zstandard.decompress(encode_calibration(a_calibration())))["cuts"][CUT]
+    with pytest.raises(InvalidCalibration, match="matching regex") as caught:
+        decode_calibration(_repacked({"cuts": {cut: known}}), MODEL)
+    assert len(str(caught.value)) < 300
+
+
 @pytest.mark.parametrize("opening", [b"\x81\xa1?", b"\x82\xa7version\x03\xa5sizes"])
 def test_what_is_nested_too_deeply_is_refused(opening: bytes) -> None:
     with pytest.raises(InvalidCalibration, match="damaged"):
