@@ -19,7 +19,7 @@ from scripts.benches.figure import Figure
 from scripts.benches.zoo import ZOO, prepare
 from scripts.models import Unavailable, model_path
 from scripts.natural import NATURAL
-from split.graph.candidates import CANDIDATES_MAX, COST_UNITS, find_candidates, in_units, weigh
+from split.graph.candidates import CANDIDATES_MAX, find_candidates
 from split.graph.cost import node_flops
 from split.graph.cuts import Cut, troubles
 from split.graph.envelope import MinCut
@@ -27,6 +27,7 @@ from split.graph.load import load_model
 from split.graph.model import Model
 from split.graph.partition import share_weights
 from split.graph.weighed import INPUT, Point, Weighed, as_set, crosses
+from split.graph.weighing import COST_UNITS, in_units, weigh
 from split.workbench.cut import settle
 
 __all__ = ["prepare", "run"]

@@ -20,17 +20,15 @@ from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from typing import Final
 
-import numpy as np
-
-from split.errors import CutRefused
 from split.graph.cost import Shapes, node_flops
-from split.graph.cuts import Cut, cut_from_mask, troubles, weights_of
+from split.graph.cuts import Cut, cut_from_mask, troubles
+from split.graph.demands import NO_DEMANDS, Demands, meets, pins_of, require_known
 from split.graph.envelope import MinCut, envelope
 from split.graph.exposure import shown_inputs
 from split.graph.model import Model
 from split.graph.pareto import pareto, undominated
-from split.graph.weighed import INPUT, Crossable, Point, Weighed, as_set, bits, crosses
-from split.tensor import TensorSpec
+from split.graph.weighed import Point, Weighed, as_set, bits, crosses
+from split.graph.weighing import in_units, read_values, weigh_values
 
 CANDIDATES_MAX: Final = 24
 """Each costs two segments and a second and a half of profiling, which shall end within a minute."""
@@ -43,33 +41,12 @@ FUSION_SHARE_MAX: Final = 0.01
 such a group cost up to 1 % of the whole (measured on ResNet-50 and MobileNetV3)."""
 FUSION_NODES_MAX: Final = 12
 """How far ahead it looks for the end of such a group: a decomposed GELU or layer norm has ten nodes."""
-COST_UNITS: Final = 10**9
-"""The whole model's compute as an integer: a node counts to a billionth."""
 PRIVATE_INPUTS_MAX: Final = 4
 """Up to here every input is kept on the device once alone; models with more (caches, states) only all together."""
 APART_SHARE: Final = 0.05
 APART_BYTES: Final = 0.1
 """A point of the front is left out when a cut within 5 % of the compute is at most 10 % wider: with costs known that
 well, and cuts mixed across requests, it gains nothing that could be measured."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demands:
-    """What every candidate has to respect."""
-
-    weight_bytes_max: int | None = None
-    """Most bytes of weights in the head."""
-    depth_min_ratio: float = 0.0
-    """Least share of the compute on the device before anything leaves it, 0…1."""
-    ops_missing: frozenset[str] = frozenset()
-    """Operators that the device cannot run (as `GraphNode.op` writes them): they and what needs them stay in the
-    tail."""
-    on_device: frozenset[str] = frozenset()
-    """Keys of nodes that must be in the head."""
-    on_cloud: frozenset[str] = frozenset()
-    """Keys of nodes that must be in the tail."""
-    private: frozenset[str] = frozenset()
-    """Inputs that must not be readable off what crosses (`exposure.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +71,7 @@ def find_candidates(
     model: Model,
     *,
     limit: int = CANDIDATES_MAX,
-    demands: Demands = Demands(),
+    demands: Demands = NO_DEMANDS,
 ) -> Candidates:
     """At most `limit` legal cuts that meet the demands, weighed at `model.shapes` by estimated operations.
 
@@ -103,18 +80,18 @@ def find_candidates(
     if model.no_cuts_reason:
         return Candidates(cuts=(), corners=0, beyond_limit=0, dropped=0)
     device = in_units(node_flops(model))
-    _require_known(model, demands)
+    require_known(model, demands)
     shown = shown_inputs(model)
     refused = troubles(model)
     locked = frozenset(refused) | {name for name, inputs in shown.items() if not demands.private.isdisjoint(inputs)}
-    pins = _pins(model, demands, device)
-    values = _read_values(model)
-    weighed = _weigh(values, device, device, locked=locked, pins=pins)
-    coded = _weigh(values, device, device, locked=locked, pins=pins, coded=True)
+    pins = pins_of(model, demands, device)
+    values = read_values(model)
+    weighed = weigh_values(values, device, device, locked=locked, pins=pins)
+    coded = weigh_values(values, device, device, locked=locked, pins=pins, coded=True)
     best = _inner(weighed, envelope(weighed))
     best_coded = [] if _proportional(weighed, coded) else _inner(coded, envelope(coded))
     forced = [
-        _inner(weighed, envelope(_weigh(values, device, device, locked=locked | names, pins=pins)))
+        _inner(weighed, envelope(weigh_values(values, device, device, locked=locked | names, pins=pins)))
         for names in _inputs_kept(model, shown)
     ]
     front = pareto(weighed)
@@ -138,7 +115,7 @@ def find_candidates(
 
 
 def find_candidates_at_both(
-    model: Model, shapes: Shapes, *, limit: int = CANDIDATES_MAX, demands: Demands = Demands()
+    model: Model, shapes: Shapes, *, limit: int = CANDIDATES_MAX, demands: Demands = NO_DEMANDS
 ) -> Candidates:
     """Those at `model.shapes`, and up to a quarter of `limit` beside that are worth having at `shapes` (values that it
     does not tell weigh as in `model.shapes`): a mask that is narrow in a short text is wide in a long one."""
@@ -162,76 +139,6 @@ def _without(cuts: Iterable[Cut], others: Iterable[Cut]) -> list[Cut]:
     return [cut for cut in cuts if cut.mask not in known]
 
 
-def weigh(
-    model: Model,
-    device: Sequence[int],
-    cloud: Sequence[int],
-    *,
-    locked: frozenset[str] = frozenset(),
-    pins: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset()),
-    coded: bool = False,
-) -> Weighed:
-    """The model as numbers, `model.nodes` numbered in their order. `locked`: values that must not cross; `coded`:
-    floats count one byte each, as int8 ships them; else raw bytes. Only values that some node reads are tensors
-    here."""
-    return _weigh(_read_values(model), device, cloud, locked=locked, pins=pins, coded=coded)
-
-
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """A value that some node reads; all that several weighings of one model have in common."""
-
-    name: str
-    maker: int
-    readers: tuple[int, ...]
-    nbytes: int
-    coded_bytes: int
-
-
-def _read_values(model: Model) -> list[_Value]:
-    readers: dict[str, list[int]] = {}
-    for number, node in enumerate(model.nodes):
-        for name in node.reads:
-            readers.setdefault(name, []).append(number)
-    makers = {name: number for number, node in enumerate(model.nodes) for name in node.makes}
-    return [
-        _Value(name, makers.get(name, INPUT), tuple(found), *_sizes(model, name)) for name, found in readers.items()
-    ]
-
-
-def _weigh(
-    values: Iterable[_Value],
-    device: Sequence[int],
-    cloud: Sequence[int],
-    *,
-    locked: frozenset[str],
-    pins: tuple[frozenset[int], frozenset[int]],
-    coded: bool = False,
-) -> Weighed:
-    return Weighed(
-        device=device,
-        cloud=cloud,
-        tensors=[
-            Crossable(
-                maker=value.maker,
-                readers=value.readers,
-                nbytes=value.coded_bytes if coded else value.nbytes,
-                locked=value.name in locked,
-            )
-            for value in values
-        ],
-        on_device=pins[0],
-        on_cloud=pins[1],
-    )
-
-
-def in_units(costs: Sequence[float]) -> list[int]:
-    """Costs as integers that sum up to about `COST_UNITS`; none is 0, so that of equal cuts the shallower one is
-    less."""
-    total = sum(costs) or 1.0
-    return [1 + round(cost / total * COST_UNITS) for cost in costs]
-
-
 def lower_hull(points: Sequence[Point]) -> list[Point]:
     """Corners of the lower convex hull of (device, bytes) over a front of growing device costs and shrinking bytes."""
     hull: list[Point] = []
@@ -250,20 +157,6 @@ def lower_hull(points: Sequence[Point]) -> list[Point]:
 def mask_from(model: Model, members: int) -> int:
     """A set of numbered nodes as a cut's mask."""
     return as_set(model.nodes[number].bit for number in bits(members))
-
-
-def head_weight_bytes(model: Model, members: int) -> int:
-    """Bytes of the weights that these nodes read, each counted once."""
-    return sum(weights_of(model, bits(members)).values())
-
-
-def _sizes(model: Model, name: str) -> tuple[int, int]:
-    """Bytes of a value as it crosses: raw, and in int8 if it is a float."""
-    spec = model.crossing(name)
-    nbytes = model.nbytes(name)
-    if isinstance(spec, TensorSpec) and spec.dtype.startswith("FP"):
-        return nbytes, nbytes // spec.element_bytes
-    return nbytes, nbytes
 
 
 def _inputs_kept(model: Model, shown: Mapping[str, frozenset[str]]) -> list[frozenset[str]]:
@@ -342,7 +235,7 @@ def _choose(
         if not needed and _covered(point, chosen.values(), total):
             continue
         settled = _settled(weighed, point)
-        if settled in chosen or not _meets(model, weighed, demands, settled):
+        if settled in chosen or not meets(model, weighed, demands, settled):
             continue
         cut = cut_from_mask(model, mask_from(model, settled), refused=refused)
         if cut.legal and cut.boundary:
@@ -385,65 +278,6 @@ def _settled(weighed: Weighed, point: Point) -> int:
         if nbytes <= point.nbytes and not locked:
             best = members
     return best
-
-
-def _meets(model: Model, weighed: Weighed, demands: Demands, members: int) -> bool:
-    share = sum(weighed.device[node] for node in bits(members)) / sum(weighed.device)
-    if share < demands.depth_min_ratio:
-        return False
-    most = demands.weight_bytes_max
-    return most is None or head_weight_bytes(model, members) <= most
-
-
-def _pins(model: Model, demands: Demands, device: Sequence[int]) -> tuple[frozenset[int], frozenset[int]]:
-    """(nodes that must be in the head, nodes that must not be) whatever else is."""
-    on_device = {number for number, node in enumerate(model.nodes) if node.key in demands.on_device}
-    on_cloud = {
-        number
-        for number, node in enumerate(model.nodes)
-        if node.key in demands.on_cloud or node.op in demands.ops_missing
-    }
-    if demands.weight_bytes_max is not None:
-        before = _reach(model)
-        counted: set[str] = set()
-        own = []
-        for number in range(len(model.nodes)):
-            found = weights_of(model, (number,))
-            own.append(sum(nbytes for name, nbytes in found.items() if name not in counted))
-            counted.update(found)
-        # A node brings all it needs into the head: where that is too heavy already, the node is in no head. A weight
-        # is counted at its first reader, so the sum is never too large.
-        heavy = before @ np.array(own, dtype=np.float64) > demands.weight_bytes_max
-        on_cloud.update(int(number) for number in np.flatnonzero(heavy))
-    if demands.depth_min_ratio > 0.0:
-        # Without a node none of those that need it is in the head: where the rest is too little, it must be there.
-        after = _reach(model).T
-        costs = np.array(device, dtype=np.float64)
-        needed = costs.sum() - after @ costs < demands.depth_min_ratio * costs.sum()
-        on_device.update(int(number) for number in np.flatnonzero(needed))
-    return frozenset(on_device), frozenset(on_cloud)
-
-
-def _reach(model: Model) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
-    """[node, node]: the row's node needs the column's, or is it."""
-    makers = {name: number for number, node in enumerate(model.nodes) for name in node.makes}
-    reach = np.eye(len(model.nodes), dtype=np.bool_)
-    for number, node in enumerate(model.nodes):
-        for name in node.reads:
-            if name in makers:
-                reach[number] |= reach[makers[name]]
-    return reach
-
-
-def _require_known(model: Model, demands: Demands) -> None:
-    keys = {node.key for node in model.nodes}
-    for name in (*demands.on_device, *demands.on_cloud):
-        if name not in keys:
-            raise CutRefused(f"{name!r} is not the key of a node of {model.path.name} that computes with its inputs")
-    inputs = {spec.name for spec in model.inputs}
-    for name in demands.private:
-        if name not in inputs:
-            raise CutRefused(f"{name!r} is no input of {model.path.name}; it has {', '.join(sorted(inputs))}")
 
 
 def _spread(items: Sequence[Point]) -> Iterator[Point]:

@@ -22,7 +22,7 @@ from split.codec.calibration import CALIBRATION_FILE, Calibration, read_calibrat
 from split.codec.golden import golden_inputs
 from split.codec.payload import payload_bytes
 from split.errors import CutRefused, InvalidCalibration, InvalidModel, IsthmusError
-from split.graph.candidates import Candidates, Demands, find_candidates, find_candidates_at_both
+from split.graph.candidates import Candidates, find_candidates, find_candidates_at_both
 from split.graph.card import CutCard, FolderBefore, ModelCard, write_card, write_cut
 from split.graph.cuts import (
     Cut,
@@ -33,6 +33,7 @@ from split.graph.cuts import (
     cut_from_mask,
     mask_of,
 )
+from split.graph.demands import Demands
 from split.graph.growing import Show, growth
 from split.graph.growth import Growth, OpenDim, open_dims, shapes_at, sizes_of
 from split.graph.load import load_model

@@ -12,12 +12,14 @@ import pytest
 from onnx import numpy_helper
 
 from split.errors import CutRefused
-from split.graph.candidates import Demands, candidates, find_candidates, find_candidates_at_both, in_units, weigh
+from split.graph.candidates import candidates, find_candidates, find_candidates_at_both
 from split.graph.cost import node_flops
 from split.graph.cuts import Cut, crossing_bytes, cut_at
+from split.graph.demands import Demands
 from split.graph.load import load_model
 from split.graph.model import Model
 from split.graph.shapes import concrete_shapes
+from split.graph.weighing import in_units, weigh
 
 # Convolutions of 16, 64 and 4 channels: the cut at 64 is later and wider than the one at 16, so never the best.
 THREE = """g (float[1, 3, 32, 32] x) => (float[1, 4, 26, 26] y)
