@@ -25,6 +25,9 @@ _LIKE_IDENTITY: Final = frozenset(
 )
 """Of their first input, element by element: a slope near 1 where they are open, and counted as such everywhere."""
 
+_GATES: Final = frozenset(("Sigmoid", "HardSigmoid"))
+"""A value times one of these of itself is an activation, too."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reached:
@@ -46,14 +49,18 @@ def weights_gram(model: Model, cut: Cut, name: str, axis: int) -> Array | None:
 
     Layers: Conv (any kernel, groups, strides: fewer places read, less weight), Gemm and MatMul with a constant second
     operand. On the way to them, each as if its slope were 1: `_LIKE_IDENTITY`, Cast, Transpose, a sum with something of
-    the same shape (the way round a residual block) or a constant; with its own factors: BatchNormalization, and Mul by
-    a constant for each channel; Concat. A value reached twice counts once. `model.shapes` must be known (`settle`).
+    the same shape (the way round a residual block) or a constant, a product with a gate of itself (SiLU); with its own
+    factors: BatchNormalization, and Mul by a constant for each channel; Concat. A value reached twice counts once.
+    `model.shapes` must be known (`settle`).
     """
     readers: dict[str, list[GraphNode]] = {}
+    gates: dict[str, str] = {}
     for node in model.nodes:
         if not cut.mask >> node.bit & 1:
             for read in node.reads:
                 readers.setdefault(read, []).append(node)
+            if node.op in _GATES and node.makes[0] not in model.output_names:
+                gates[node.makes[0]] = node.reads[0]
     channels = model.shapes[name][axis]
     waiting = [_Reached(name, axis, np.arange(channels), np.ones(channels))]
     reached, total = {name}, np.zeros((channels, channels))
@@ -66,7 +73,11 @@ def weights_gram(model: Model, cut: Cut, name: str, axis: int) -> Array | None:
                 return None
             if (found := _layer(model, node, value)) is not None:
                 total += found * np.outer(value.scale, value.scale)
-            elif (further := _through(model, node, value)) is None:
+            elif gates.get(node.makes[0]) == value.name and all(
+                value.name in reader.reads and reader.op == "Mul" for reader in readers[node.makes[0]]
+            ):
+                continue  # the product is asked
+            elif (further := _through(model, node, value, gates)) is None:
                 return None
             elif further.name not in reached:
                 reached.add(further.name)
@@ -130,8 +141,9 @@ def _gram(rows: Array) -> Array:
 # -- the way to them ---------------------------------------------------------------------------------------------------
 
 
-def _through(model: Model, node: GraphNode, value: _Reached) -> _Reached | None:
-    """What the node makes, with the boundary's channels in it; None where that is not known."""
+def _through(model: Model, node: GraphNode, value: _Reached, gates: Mapping[str, str]) -> _Reached | None:
+    """What the node makes, with the boundary's channels in it; None where that is not known. `gates`: what is one, by
+    name, and of what."""
     there = replace(value, name=node.makes[0])
     shape, first = model.shapes.get(value.name, ()), _name(node, 0) == value.name
     same_shape = model.shapes.get(there.name) == shape
@@ -145,6 +157,8 @@ def _through(model: Model, node: GraphNode, value: _Reached) -> _Reached | None:
             return there if isinstance(spec, TensorSpec) and spec.dtype in ("FP16", "FP32", "FP64") else None
         case "Add" | "Sub" | "Sum":
             return there if same_shape else None
+        case "Mul" if gates.get(_name(node, 1 if first else 0)) == value.name:
+            return there
         case "Mul":
             factor = _constant(model, node, 1 if first else 0)
             scale = None if factor is None else _by_channel(value, factor, len(shape))

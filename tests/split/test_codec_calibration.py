@@ -162,6 +162,22 @@ def test_pictures_at_a_setting_that_does_not_exist_are_refused(codec: str, level
         decode_calibration(encode_calibration(calibration), MODEL)
 
 
+def test_by_what_channels_were_weighed_is_read_back_and_a_file_of_before_does_not_say() -> None:
+    tables = a_calibration().tables[CUT]
+    told = replace(tables, tensors=(replace(tables.tensors[0], weighed_by="weights"), tables.tensors[1]))
+    data = encode_calibration(replace(a_calibration(), tables={CUT: told}))
+    assert [one.weighed_by for one in decode_calibration(data, MODEL).tables[CUT].tensors] == ["weights", None]
+    plain = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(data))
+    first, second = plain["cuts"][CUT]["tensors"]
+    assert (first[-1], second[-1]) == ("weights", None)
+    plain["cuts"][CUT]["tensors"] = [first[:-1], second[:-1]]
+    before = zstandard.ZstdCompressor().compress(msgspec.msgpack.encode(plain))
+    assert [one.weighed_by for one in decode_calibration(before, MODEL).tables[CUT].tensors] == [None, None]
+    plain["cuts"][CUT]["tensors"] = [[*first[:-1], "guess"], second]
+    with pytest.raises(InvalidCalibration, match="it is damaged"):
+        decode_calibration(zstandard.ZstdCompressor().compress(msgspec.msgpack.encode(plain)), MODEL)
+
+
 def test_tables_cannot_be_written_and_what_they_were_made_of_still_can() -> None:
     scales = np.ones((3, 7, 7), np.uint8)
     klt = a_klt(scales=scales)

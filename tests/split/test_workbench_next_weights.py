@@ -81,6 +81,7 @@ def test_all_layers_that_read_it_add_up_one_with_strides_by_the_places_it_reads(
         ("r = Relu(b) y = Conv(r, W)", [1, 1, 1]),
         ("l = Constant<value = float {0.0}>() r = Clip(b, l) y = Conv(r, W)", [1, 1, 1]),
         ("h = HardSwish(b) y = Conv(h, W)", [1, 1, 1]),
+        ("s = Sigmoid(b) m = Mul(s, b) y = Conv(m, W)", [1, 1, 1]),
         ("m = Mul(b, f) y = Conv(m, W)", [2, -1, 4]),
         ("m = Mul(f, b) a = Add(m, f) y = Conv(a, W)", [2, -1, 4]),
         # gain / √(variance + 0): 2/2, -1/1, 4/4
@@ -122,7 +123,8 @@ def test_of_a_concatenation_the_layer_behind_is_asked_for_its_own_channels() -> 
     "body",
     [
         "s = Sigmoid(b) y = Conv(s, W)",
-        "s = Sigmoid(b) m = Mul(b, s) y = Conv(m, W)",
+        "s = Sigmoid(b) m = Mul(b, s) p = Conv(m, W) q = Conv(s, W) y = Add(p, q)",
+        "r = Relu(b) s = Sigmoid(r) m = Mul(b, s) y = Conv(m, W)",
         "p = Conv(b, W) m = GlobalAveragePool(b) q = Conv(m, W) y = Add(p, q)",
         "p = Conv(b, W) m = ReduceMean<keepdims = 1>(b) y = Add(p, m)",
         "m = ReduceMean<keepdims = 1>(b) c = Add(b, b) y = Conv(c, W)",
