@@ -21,7 +21,7 @@ from split.errors import DeadlineExceeded
 from split.ids import CutId
 from split.plan.plan import LOCAL, Decision, Placement, Plan, PlanEstimate, RequestFacts
 from split.profiles.measured import CodecCosts, CutCosts
-from tests.agent.test_planner import CARD, CONTRACT, PROFILE, TENSOR
+from tests.agent.planner_world import CARD, CONTRACT, PROFILE, TENSOR
 
 SPLIT = Plan(placement=Placement.SPLIT, cut=CutId("0123456789ab"), codec="raw")
 

@@ -20,7 +20,7 @@ from split.plan.slow_start import SendWindow
 from split.plan.table import PlanTable
 from split.profiles.measured import CodecCosts, Point
 from split.profiles.radio import Radio
-from tests.agent.test_planner import CARD, CONTRACT, PROFILE, TENSOR, choose, connected_planner, knowing_planner
+from tests.agent.planner_world import CARD, CONTRACT, PROFILE, TENSOR, choose, connected_planner, knowing_planner
 from tests.agent.tiny_card import CUT, OFFLOAD, SPLIT
 
 

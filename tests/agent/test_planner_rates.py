@@ -9,7 +9,7 @@ from agent.planner import Planner
 from split.plan.plan import Placement, Plan
 from split.profiles.contract import Behaviour, Contract, Data, Fidelity
 from split.profiles.measured import CodecCosts, CutCosts, Point
-from tests.agent.test_planner import CARD, PROFILE, TENSOR, codec
+from tests.agent.planner_world import CARD, PROFILE, TENSOR, codec
 from tests.agent.tiny_card import CUT
 
 KLT = Plan(placement=Placement.SPLIT, cut=CUT, codec="klt")
