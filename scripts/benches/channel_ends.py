@@ -22,7 +22,7 @@ from typing import Any, Final
 from split.errors import ConnectionLost
 from split.identity.contexts import Identity, client_context, server_context
 from split.identity.credentials import credentials_of
-from split.transport import lane
+from split.transport import tcp_options
 from split.transport.channel import Channel
 from split.transport.listener import listen
 from split.transport.tls import TlsChannel, dial
@@ -108,7 +108,7 @@ async def serve(channel: Channel) -> None:
             arrivals.append((incoming.received_at_s, incoming.payload.nbytes))
             continue
         if kind == "cc":
-            lane.CONGESTION_CONTROL = argument  # type: ignore[misc]  # for the connections that come; the bench names it
+            tcp_options.CONGESTION_CONTROL = argument  # type: ignore[misc]  # for the connections that come; the bench names it
         elif kind == "stats":
             payload = json.dumps({"arrivals": arrivals, "cpu_s": cpu_s(), "link": link(channel)}).encode()
             arrivals.clear()
@@ -163,7 +163,7 @@ class Device:
             before = await self._dial()
             await ask(before, infer(f"cc:{cc}"))
             await before.close("done")
-            lane.CONGESTION_CONTROL = cc  # type: ignore[misc]  # the bench names it
+            tcp_options.CONGESTION_CONTROL = cc  # type: ignore[misc]  # the bench names it
         channel = await self._dial()
         if channel._joining is not None:
             await channel._joining

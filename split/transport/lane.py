@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 from split.errors import CompanionRefused, ConnectionLost, IdentityError, IsthmusError, NotReached
@@ -18,6 +17,7 @@ from split.identity.credentials import Credentials
 from split.transport.channel import LinkFacts, PeerIdentity
 from split.transport.pacing import begin_afresh, is_worth_it
 from split.transport.tcp_info import IPV4_HEADERS, IPV6_HEADERS, TcpInfo, read_tcp_info
+from split.transport.tcp_options import keep_few_bytes, layers, restarts_after_idle, tune
 from split.wire.connection import Received, WireConnection
 from split.wire.limits import CLOSE_FLUSH_S, KIB, MAX_FRAME_BYTES, Limits
 from split.wire.messages import Hello
@@ -25,14 +25,6 @@ from split.wire.messages import Hello
 WAITING_BYTES: Final = 16 * KIB
 """What may wait, at first and on slow links, in each of three places: asyncio's TLS layer, the TCP transport beneath,
 and the kernel, unsent (TCP_NOTSENT_LOWAT: 77 ms instead of 592 for 1 KB behind 2 MB at 50 Mbit/s)."""
-
-USER_TIMEOUT_MS: Final = 10_000
-"""Unacknowledged for so long, the connection is dead: shorter than the kernel's 15 minutes, longer than a handover."""
-
-KEEPALIVE_S: Final = (15, 5, 3)
-"""Idle seconds, interval, probes: an idle connection whose peer vanished is found within half a minute."""
-
-CONGESTION_CONTROL: Final = "bbr"
 
 RECORD_BYTES: Final = 16 * KIB
 """Plain bytes of a full TLS record (RFC 8446, section 5.1); a frame fills whole ones."""
@@ -302,7 +294,7 @@ class Lane(asyncio.BufferedProtocol):
         transport, info = self._transport, self._info()
         if transport is None or info is None:
             return 0
-        return sum(layer.get_write_buffer_size() for layer in _layers(transport)) + info.waiting_bytes
+        return sum(layer.get_write_buffer_size() for layer in layers(transport)) + info.waiting_bytes
 
     def facts(self) -> LinkFacts | None:
         """None when the socket is closed."""
@@ -386,55 +378,6 @@ class Lane(asyncio.BufferedProtocol):
             self._opened.exception()  # seen: where nobody waits for the opening any more, nobody is to be told
         if self._owner is not None:
             self._owner.lane_over(self, reason, cause)
-
-
-def keep_few_bytes(transport: asyncio.Transport, sock: Any, waiting_bytes: int) -> None:
-    """Bound what waits: in asyncio's TLS layer, in the TCP transport beneath, which has a bound of its own, and in the
-    kernel, unsent.
-
-    Without the second 64 KiB more wait.
-    """
-    for layer in _layers(transport):
-        layer.set_write_buffer_limits(high=waiting_bytes)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, waiting_bytes)
-
-
-def _layers(transport: asyncio.Transport) -> tuple[asyncio.Transport, ...]:
-    """The TLS transport, and the TCP transport beneath, to which there is no public way (tests hold it against each
-    Python's asyncio)."""
-    beneath = getattr(getattr(transport, "_ssl_protocol", None), "_transport", None)
-    return (transport, beneath) if isinstance(beneath, asyncio.Transport) else (transport,)
-
-
-def tune(sock: Any) -> str:
-    """Set the socket's options as far as this kernel has them; the congestion control now in use."""
-    idle_s, interval_s, probes = KEEPALIVE_S
-    for level, option, value in (
-        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS),
-        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle_s),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval_s),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes),
-    ):
-        sock.setsockopt(level, option, value)
-    try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION_CONTROL.encode())
-    except OSError:
-        pass  # not built into this kernel, or not allowed to users: its default stays
-    name: bytes = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-    return name.rstrip(b"\0").decode()
-
-
-def restarts_after_idle(congestion_control: str, root: Path = Path("/")) -> bool:
-    """Whether this kernel begins anew with a small window after silence (`tcp_slow_start_after_idle_check`, which
-    leaves out what paces itself, as every bbr does); yes, Linux's default, where it does not tell."""
-    if congestion_control.startswith("bbr"):
-        return False
-    try:
-        return (root / "proc/sys/net/ipv4/tcp_slow_start_after_idle").read_text().strip() != "0"
-    except OSError:
-        return True
 
 
 def translate(error: Exception, where: str) -> IsthmusError:

@@ -18,8 +18,9 @@ from split.identity.certificates import Identity, issue, make_authority, serial_
 from split.identity.credentials import Credentials, credentials_of
 from split.transport import tls as device_side
 from split.transport.channel import Channel
-from split.transport.lane import Lane, tune
+from split.transport.lane import Lane
 from split.transport.listener import Listener, listen
+from split.transport.tcp_options import tune
 from split.transport.tls import TlsChannel, _Way, dial
 from split.wire.limits import DEFAULT_LIMITS, MIB
 from split.wire.messages import Cancel, Hello, Infer, ModelChunk, Ping, Pong, Priority

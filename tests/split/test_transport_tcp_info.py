@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from split.transport.lane import frame_bytes_at, restarts_after_idle, waiting_bytes_at
+from split.transport.lane import frame_bytes_at, waiting_bytes_at
 from split.transport.tcp_info import parse_tcp_info, read_tcp_info
+from split.transport.tcp_options import restarts_after_idle
 
 
 def test_what_was_sent_and_received_is_what_the_kernel_says() -> None:
