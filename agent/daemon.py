@@ -11,6 +11,7 @@ from collections.abc import Coroutine, Sequence
 from functools import cached_property
 from typing import Any
 
+from agent.broken_bounds import BrokenBounds
 from agent.compute import Compute
 from agent.config import AgentConfig, Link
 from agent.device_watch import DeviceWatch
@@ -104,7 +105,8 @@ class Daemon:
         recorder = self._recorder(planner)
         journal.on_entry = recorder.note
         uplink = self._uplink(planner, golden)
-        repository = self._repository(planner, uplink, golden, machine=machine.digest)
+        broken = await asyncio.to_thread(BrokenBounds, config.state_dir / "broken-bounds.json")
+        repository = self._repository(planner, uplink, golden, broken, machine=machine.digest)
         lateness = Lateness(queue_ms=lambda: compute.queue_ms)
         compute.on_load, uplink.on_silence = lateness.make_room, lateness.hurry_all
         health = Health(compute)
@@ -119,6 +121,7 @@ class Daemon:
                 lateness=lateness,
                 journal=journal,
                 spot_check_every=config.spot_check_every,
+                on_broken=broken.keep,
             ),
             repository=repository,
             journal=journal,
@@ -253,20 +256,28 @@ class Daemon:
             busy_s=lambda: compute.busy_s,
         )
 
-    def _repository(self, planner: Planner, uplink: Uplink, golden: Golden, *, machine: str) -> Repository:
+    def _repository(
+        self, planner: Planner, uplink: Uplink, golden: Golden, broken: BrokenBounds, *, machine: str
+    ) -> Repository:
         """The models, which tell planner and uplink when they come and go."""
         config = self._config
         store = SegmentStore(self._engine, threads=usable_threads(), budget_bytes=config.budget_bytes)
         self._stack.callback(store.close)
 
+        def still_broken(model: ServedModel) -> None:
+            for codec, why in broken.of(model).items():
+                planner.codec_broken(model.name, codec, why)
+
         def ready(model: ServedModel) -> None:
             assert model.profile is not None
             planner.add_model(model.name, model.card, model.profile, model.contract, model.opening_ms)
+            still_broken(model)
             uplink.serve_model(model)
 
         def recalibrated(model: ServedModel) -> None:
             assert model.profile is not None
             planner.recalibrated(model.name, model.card, model.profile, model.contract, model.opening_ms)
+            still_broken(model)
             uplink.recalibrated(model)
 
         def gone(model: ServedModel) -> None:

@@ -173,7 +173,7 @@ class Knowledge:
 
     def codec_broken(self, name: str, codec: str, why: str) -> None:
         """This codec of the model was found to break the bound of fidelity (a sentence says how): it is not used again
-        until the model is loaded anew. As above."""
+        until the model is known anew or calibrated anew. As above."""
         if (model := self._models.get(name)) is not None:
             model.there.codecs_broken[codec] = why
 

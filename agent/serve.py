@@ -30,7 +30,7 @@ from agent.parts import in_parts
 from agent.planner import Planner
 from agent.reruns import Reruns
 from agent.shadowing import Shadowing
-from agent.spot_checks import SpotChecks
+from agent.spot_checks import OnBroken, SpotChecks
 from agent.stages import Prepared, prepare
 from agent.uplink import Uplink
 from agent.waiting import Asked, RemoteReply
@@ -63,8 +63,9 @@ class Serve:
         lateness: Lateness,
         journal: Journal,
         spot_check_every: int = 0,
+        on_broken: OnBroken = lambda model, codec, why: None,
     ) -> None:
-        """`spot_check_every`: of the configuration."""
+        """`spot_check_every`: of the configuration. `on_broken`: as of `SpotChecks`."""
         self._planner = planner
         self._compute = compute
         self._uplink = uplink
@@ -75,7 +76,9 @@ class Serve:
         self._finish = LocalFinish(planner=planner, compute=compute, lessons=self._lessons)
         reruns = Reruns(compute=compute, lateness=lateness, battery_low=lambda: planner.battery_low)
         self._shadowing = Shadowing(planner=planner, journal=journal, reruns=reruns, peer=lambda: uplink.peer)
-        self._spot_checks = SpotChecks(every=spot_check_every, planner=planner, journal=journal, reruns=reruns)
+        self._spot_checks = SpotChecks(
+            every=spot_check_every, planner=planner, journal=journal, reruns=reruns, on_broken=on_broken
+        )
         self._hedges = Hedges(battery_low=lambda: planner.battery_low)
 
     def settle_books(self) -> None:

@@ -2,7 +2,7 @@
 device (`reruns.py`), and held against the contract's bound of fidelity.
 
 Where the mean of what is found is over it (`split/plan/kept.py`), that is said (log, `isthmus status`, metrics), and
-the codec is not used for the model until it is loaded anew: calibrated again, mostly.
+the codec is not used for the model until it is calibrated again or held to another bound (`broken_bounds.py`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from split.tensor import Tensors
 
 log = logging.getLogger(__name__)
 
+OnBroken = Callable[[ServedModel, str, str], None]
+"""Told of the model, the codec, and why it may not be used, when a bound is found to be broken."""
+
 
 class _Checked:
     def __init__(self) -> None:
@@ -37,15 +40,25 @@ class _Checked:
 
 
 class SpotChecks:
-    """Lives on the event loop, as long as the daemon. `every`: one in so many answers, per model and codec; 0: none."""
+    """Lives on the event loop, as long as the daemon. `every`: one in so many answers, per model and codec; 0: none.
+    `on_broken` is told beside the planner."""
 
-    def __init__(self, *, every: int, planner: Planner, journal: Journal, reruns: Reruns) -> None:
+    def __init__(
+        self,
+        *,
+        every: int,
+        planner: Planner,
+        journal: Journal,
+        reruns: Reruns,
+        on_broken: OnBroken,
+    ) -> None:
         self._every = every
+        self._on_broken = on_broken
         self._planner = planner
         self._journal = journal
         self._reruns = reruns
         self._checked: WeakKeyDictionary[ServedModel, dict[str, _Checked]] = WeakKeyDictionary()
-        """By codec; gone with the model, as what it forbids."""
+        """By codec; gone with the model."""
 
     def answered(self, request: InferenceRequest, outcome: Outcome, whole_ms: Callable[[], float]) -> None:
         """A request is answered, and its answer on its way; `whole_ms`: what the whole would take here, opening in.
@@ -96,6 +109,7 @@ class SpotChecks:
             )
             log.warning("model=%s %s", model.name, why)
             self._planner.codec_broken(model.name, codec, why)
+            self._on_broken(model, codec, why)
 
 
 def _distance(request: InferenceRequest, outcome: Outcome, expected: Tensors) -> float:

@@ -65,6 +65,8 @@ class KltLab(Lab):
         """Of calibrations."""
         self.openings: list[ModelOffer | SegmentOpen] = []
         """Of models and cuts."""
+        self.broken: list[tuple[str, str, str]] = []
+        """Model, codec, why: what is kept of bounds that were found broken."""
         self.lay(fine_bytes)
         self.serve = Serve(
             planner=self.planner,
@@ -73,6 +75,7 @@ class KltLab(Lab):
             lateness=self.lateness,
             journal=self.journal,
             spot_check_every=every,
+            on_broken=lambda model, codec, why: self.broken.append((model.name, codec, why)),
         )
 
     def lay_anew(self, fine_bytes: float) -> None:
@@ -373,6 +376,7 @@ def test_answers_beyond_the_bound_take_the_codec_from_the_model_until_it_is_cali
         assert lab.journal.checks("tiny")["klt"]["checked"] == 9
         assert lab.journal.checks("tiny")["klt"]["mean_of_bound"] > 1.0
         assert "times as far from the unsplit model's as the bound allows (relative 0.05" in lab.why_not()
+        assert lab.broken == [("tiny", "klt", lab.why_not())]
         outcome = await lab.ask_klt()
         assert outcome.ran.placement is Placement.LOCAL
         assert "mean of 9 spot checks" in outcome.fallback

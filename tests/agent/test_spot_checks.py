@@ -40,6 +40,7 @@ def distances_of(
         planner=cast(Planner, SimpleNamespace(plans_with=lambda name, profile: True)),
         journal=Journal(),
         reruns=cast(Any, SimpleNamespace(begin=begin)),
+        on_broken=lambda model, codec, why: None,
     )
     contract = Contract(data=Data(fidelity=fidelity))
     request = InferenceRequest(

@@ -11,13 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image
 
 from scripts.client import Answer, Client, Refused
 from scripts.pair import STATUS, Pair
-from split.codec.calibration import CALIBRATION_FILE, Calibration, write_calibration
+from split.codec.calibration import CALIBRATION_FILE, Calibration, Curve, write_calibration
 from split.codec.fidelity import divergence
 from split.ids import CutId, ModelDigest
 from split.workbench.cut import prepare
@@ -226,3 +227,33 @@ def test_a_calibration_that_cannot_be_used_costs_klt_and_nothing_else(
         served.lay(served.calibration)
         with served.pair.client() as client:
             client.load("narrow")
+
+
+def test_a_bound_that_was_found_broken_stays_so_over_a_load_and_a_restart_until_the_calibration_is_another(
+    served: Calibrated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sidecar that makes its coarsest step look fine: each answer is some ten times as far off as is allowed."""
+    coarsest = max(served.calibration.curves[served.cut].points, key=lambda point: point.level)
+    said = msgspec.structs.replace(coarsest, fidelity={"kl": 1e-4}, fidelity_high={"kl": 1e-4})
+    curves = served.calibration.curves | {served.cut: Curve(points=(said,), inputs=12)}
+    monkeypatch.setenv("ISTHMUS__SPOT_CHECK_EVERY", "1")
+    try:
+        served.lay(replace(served.calibration, curves=curves))
+        served.pair.start_agent(slowdown=1.0)
+        with served.pair.client() as client:
+            served.until_split(client)
+            found = until(lambda: served.ask(client), lambda answer: answer.placement == "local")
+            assert "times as far from the unsplit model's as the bound allows (kl 0.003" in found.fallback
+            client.load("narrow")
+            until(lambda: client.get(STATUS)["models"][0]["state"], lambda state: state == "READY")
+            why = client.get(STATUS)["models"][0]["codecs_why_not"]["klt"]
+            assert why in found.fallback
+        served.pair.start_agent(slowdown=1.0)
+        with served.pair.client() as client:
+            assert client.get(STATUS)["models"][0]["codecs_why_not"]["klt"] == why
+    finally:
+        monkeypatch.delenv("ISTHMUS__SPOT_CHECK_EVERY")
+        served.lay(served.calibration)
+        served.pair.start_agent(slowdown=1.0)
+        with served.pair.client() as client:
+            served.until_split(client)
