@@ -89,6 +89,8 @@ class Openings:
         """By the model's name."""
         self._calibrating: dict[str, asyncio.Task[None]] = {}
         """The same, of what brings its calibration."""
+        self._not_kept: dict[str, Backoff] = {}
+        """Names whose calibration the companion had, and then had no more: how often."""
         self._ended: set[asyncio.Task[None]] = set()
         self._stopped = False
         self._flight = flight
@@ -108,17 +110,28 @@ class Openings:
             return
         self._served[model.name] = model
         self._end(self._calibrating.pop(model.name, None))
+        self._not_kept.pop(model.name, None)
         if model.name in self._there:
             self._tell_codecs(model)
             self.calibrate(model)
 
     def calibrate(self, model: ServedModel) -> None:
-        """Have the companion read codec klt of this model, if there is a calibration: beside its cuts, and again where
-        the companion says that it has it no more."""
+        """Have the companion read codec klt of this model, if there is a calibration: beside its cuts."""
+        self._begin_calibrating(model, lambda: 0.0)
+
+    def calibrate_again(self, model: ServedModel) -> None:
+        """The same, where the companion says that it has it no more: at once, and then later and later, since one that
+        says it has what it has not costs each request that it refuses a way there and back."""
+        backoff = self._not_kept.get(model.name)
+        self._begin_calibrating(model, backoff.failed if backoff is not None else lambda: 0.0)
+        if backoff is None:
+            self._not_kept[model.name] = Backoff(first_s=RETRY_FIRST_S, cap_s=RETRY_CAP_S, draw=self._draw)
+
+    def _begin_calibrating(self, model: ServedModel, delay_s: Callable[[], float]) -> None:
         going_on = self._calibrating.get(model.name)
         if self._stopped or model.sidecar.calibration is None or (going_on is not None and not going_on.done()):
             return
-        task = asyncio.create_task(self._keep_calibrated(model), name=f"calibrate {model.name}")
+        task = asyncio.create_task(self._keep_calibrated(model, delay_s()), name=f"calibrate {model.name}")
         self._calibrating[model.name] = task
 
     def drop(self, name: str) -> None:
@@ -127,6 +140,7 @@ class Openings:
         self._there.discard(name)
         self._end(self._tasks.pop(name, None))
         self._end(self._calibrating.pop(name, None))
+        self._not_kept.pop(name, None)
 
     def _end(self, task: asyncio.Task[None] | None) -> None:
         if task is not None:
@@ -256,12 +270,15 @@ class Openings:
             else:
                 self._planner.codec_not_ready(model.name, codec, _unknown(codec))
 
-    async def _keep_calibrated(self, model: ServedModel) -> None:
-        """Try until the companion has the calibration; what fails costs the codec alone."""
+    async def _keep_calibrated(self, model: ServedModel, delay_s: float) -> None:
+        """Try until the companion has the calibration, from `delay_s` on; what fails costs the codec alone."""
         not_ready = partial(self._planner.codec_not_ready, model.name, KLT)
         if KLT not in self._channel.peer_hello.codecs:
             not_ready(_unknown(KLT))
             return
+        if delay_s > 0.0:
+            not_ready(f"the companion did not keep the calibration; it is offered again in {delay_s:.0f} s")
+            await asyncio.sleep(delay_s)
         with suppress(ConnectionLost):
             await self._tried(
                 lambda: self._share_calibration(model),

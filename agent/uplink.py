@@ -358,4 +358,4 @@ class Uplink:
             if calibration is not None and calibration_key(calibration.digest) == key:
                 self._planner.codec_not_ready(model.name, KLT, refused.message)
                 if self._openings is not None:
-                    self._openings.calibrate(model)
+                    self._openings.calibrate_again(model)

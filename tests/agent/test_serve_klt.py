@@ -287,6 +287,39 @@ def test_a_payload_that_is_refused_for_want_of_the_calibration_ends_here_and_it_
     story_of(lambda: KltLab(tmp_path, behave=behave))(story)
 
 
+def test_a_companion_that_says_it_has_a_calibration_and_refuses_what_it_coded_is_offered_it_later_and_later(
+    tmp_path: Path,
+) -> None:
+    """Each refused request costs a way there and back before it is finished here."""
+    refused: list[str] = []
+
+    async def behave(lab: Any, channel: MemoryChannel, infer: Infer, payload: memoryview) -> None:
+        refused.append(infer.request_id)
+        channel.send(
+            Refused(
+                code=NO_CALIBRATION,
+                message="not here",
+                request_id=infer.request_id,
+                attempt=infer.attempt,
+                digest=infer.digest,
+                cut=infer.cut,
+            )
+        )
+
+    async def story(lab: KltLab) -> None:
+        for _ in range(120):
+            outcome = await lab.ask_klt()
+            assert outcome.ran.placement is Placement.LOCAL
+            await asyncio.sleep(0.5)
+        # Offered at once, then after 0.5, 1, 2, 4, 8, 15, 15 … s (half of what is drawn from): nine times in a minute,
+        # where each of the 120 would be refused without.
+        assert 8 <= len(refused) <= 10
+        assert len(lab.offers) <= len(refused) + 1
+        assert "did not keep the calibration; it is offered again in 15 s" in lab.why_not()
+
+    story_of(lambda: KltLab(tmp_path, behave=behave))(story)
+
+
 def test_a_refusal_of_what_was_not_asked_or_was_coded_with_a_former_calibration_takes_nothing_away(
     tmp_path: Path,
 ) -> None:
