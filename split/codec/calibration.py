@@ -225,8 +225,7 @@ def write_calibration(calibration: Calibration, path: Path) -> str:
     InvalidCalibration for one that could not be read again (too big, values that are not finite), ModelUnavailable when
     the disk is full or read-only, or `path` is a device or a folder: nothing is written.
     """
-    if path.exists() and not path.is_file():
-        raise ModelUnavailable(f"{path} is no file and is not replaced; give the sidecar a path of its own")
+    check_place(path)
     data = encode_calibration(calibration)
     decode_calibration(data, calibration.model)
     fresh = path.with_name(f".{path.name}.{os.getpid()}.new")  # two may calibrate one model at once
@@ -246,6 +245,15 @@ def write_calibration(calibration: Calibration, path: Path) -> str:
         with contextlib.suppress(OSError):
             fresh.unlink(missing_ok=True)
     return hashlib.sha256(data).hexdigest()
+
+
+def check_place(path: Path) -> None:
+    """ModelUnavailable where no sidecar can be written: what lies there is no file, or its folder is not there or may
+    not be written. A disk may still be full."""
+    if path.exists() and not path.is_file():
+        raise ModelUnavailable(f"{path} is no file and is not replaced; give the sidecar a path of its own")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ModelUnavailable(f"{path} cannot be written: its folder must be there and writable")
 
 
 def read_calibration(path: Path, model: ModelDigest | None) -> Calibration | None:

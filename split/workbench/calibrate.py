@@ -22,6 +22,7 @@ from split.codec.calibration import (
     Calibration,
     Curve,
     CutTables,
+    check_place,
     decode_calibration,
     encode_calibration,
     write_calibration,
@@ -90,10 +91,11 @@ def calibrate(
     work beside it), so that what else the machine does changes nothing. What there is no time for is left out.
 
     InvalidRequest for inputs that do not fit, by name; InvalidModel when no cut of it can be coded, or the file cannot
-    be used; ModelUnavailable when it was replaced meanwhile.
+    be used; ModelUnavailable when it was replaced meanwhile, or `out` cannot be written.
     """
     clock = now_s or time.thread_time
     until_s = clock() + budget_s
+    check_place(out)  # now, not after a minute
     before = FolderBefore(model_path)
     on_progress("reading the model", 0.0)
     model = load_model(model_path)

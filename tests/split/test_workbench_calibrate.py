@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -24,7 +24,7 @@ from split.codec.calibration import Calibration, Klt, read_calibration
 from split.codec.core import core_in_use, load
 from split.codec.fidelity import divergence
 from split.codec.klt import BoundaryTables, decode_klt, encode_klt
-from split.errors import EngineFailed, InvalidModel, InvalidRequest
+from split.errors import EngineFailed, InvalidModel, InvalidRequest, ModelUnavailable
 from split.ids import CutId
 from split.profiles.contract import Contract, Data, Fidelity, InputContract
 from split.profiles.image_spec import ImageSpec
@@ -232,6 +232,25 @@ def test_a_model_that_says_only_what_it_finds_is_calibrated_by_its_weights(tmp_p
     cut, klt = narrow_klt(found)
     assert found.tables[CutId(cut)].tensors[0].weighed_by == "weights"
     assert klt.components == 3
+
+
+@pytest.mark.parametrize(("out", "words"), [("gone/out", "its folder must be there"), ("", "is no file")])
+def test_where_nothing_can_be_written_is_said_before_anything_is_read(tmp_path: Path, out: str, words: str) -> None:
+    """Neither the model nor the inputs are there."""
+    place = Place(tmp_path / "model.onnx", tmp_path / "inputs.npz", tmp_path / out)
+    (tmp_path / "model.onnx").touch()
+    told: list[str] = []
+    with pytest.raises(ModelUnavailable, match=words):
+        calibrate(
+            place.model,
+            place.inputs,
+            place.out,
+            contract=None,
+            engine=cast(Any, None),
+            threads=1,
+            on_progress=lambda stage, ratio: told.append(stage),
+        )
+    assert told == []
 
 
 def test_a_model_without_cuts_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
