@@ -12,6 +12,7 @@ from split.plan.constraints import never, not_now
 from split.plan.observation import Observation
 from split.plan.plan import LOCAL, Placement, PlanEstimate, RequestFacts
 from split.plan.predict import REQUEST_METADATA_BYTES, Prediction
+from split.plan.probing import PONG_BYTES
 from split.plan.table import LOCAL_ROW, Column, PlanTable
 
 RUNNERS_UP: Final = 5
@@ -168,12 +169,13 @@ class RunnersUp(Sequence[PlanEstimate]):
 
 def is_for_the_reply(compared: Compared, row: int) -> bool:
     """Whether the device's own plan, `row`, is better than another one only by what that one's reply takes to come down
-    (`REPLY_WEIGHS_MS` at least): see `Decision.reply_decides`."""
+    (`REPLY_WEIGHS_MS` at least, and no less than a pong that would tell): see `Decision.reply_decides`."""
     if row != LOCAL_ROW:
         return False
-    down_ms = compared.prediction.units[Column.DOWN] * compared.table.costs[Column.DOWN]
-    values = compared.value_ms
-    return bool(((values - down_ms < values[LOCAL_ROW]) & (down_ms > REPLY_WEIGHS_MS)).any())
+    reply_bytes, values = compared.table.costs[Column.DOWN], compared.value_ms
+    down_ms = compared.prediction.units[Column.DOWN] * reply_bytes
+    weighs = (down_ms > REPLY_WEIGHS_MS) & (reply_bytes >= PONG_BYTES)
+    return bool((weighs & (values - down_ms < values[LOCAL_ROW])).any())
 
 
 def _estimate_of(compared: Compared, row: int) -> PlanEstimate:

@@ -269,3 +269,76 @@ def test_the_window_goes_with_its_connection() -> None:
     links.use("another")
     links.use("")
     assert slow - links.estimate(2.0).transfer_ms(400_000, 0) == pytest.approx(125.0, rel=0.05)  # as computed by hand
+
+
+# -- the way down -------------------------------------------------------------------------------------------------
+
+
+def known(path: Path, *, replies: bool = True) -> tuple[Link, float]:
+    """A link that is known, without jitter; and the time."""
+    link, now_s = Link(), 0.0
+    for n in range(20):
+        now_s += 0.2
+        size, down = ((64, 64), (32_768, 64), (150_000, 600_000 if replies else 64))[n % 3]
+        link.observe(size, down, path.ms(size, down), now_s)
+    return link, now_s
+
+
+def test_pongs_with_weight_tell_the_rate_down_that_no_reply_has_shown() -> None:
+    """20 ms and 14,000 bytes at 4 Mbit/s (0.002 ms each): 48 ms and what 64 bytes take at 50; light ones between."""
+    link, now_s = known(Path(20, 50, 50), replies=False)
+    for n in range(6):
+        link.observe(64, 14_000, 48.0 + 64 * 0.00016, now_s + 0.4 * n)
+        link.observe(64, 0, 20.0 + 64 * 0.00016, now_s + 0.4 * n + 0.2)
+    found = link.estimate(now_s + 2.2)
+    assert found.down_ms_per_byte == pytest.approx(0.002, rel=0.1)
+    assert found.up_ms_per_byte == pytest.approx(0.00016, rel=0.15)
+    assert found.rtt_ms == pytest.approx(20.0, rel=0.1)
+
+
+def test_two_slow_replies_and_a_probe_up_that_fits_between_are_a_slower_way_down_alone() -> None:
+    """150 KB up at 50 Mbit/s (24 ms), 600 KB down at 5 (960 ms), a round trip of 20."""
+    link, now_s = known(Path(20, 50, 50))
+    assert link.estimate(now_s).down_ms_per_byte == pytest.approx(0.00016, rel=0.1)
+    link.observe(150_000, 600_000, 1_004.0, now_s + 1.0)
+    assert link.estimate(now_s + 1.0).down_ms_per_byte < 0.0002, "one may be a stall"
+    link.observe(32_768, 0, 25.24, now_s + 1.1)
+    assert link.surprised, "what went up and fits says nothing of the way down"
+    link.observe(150_000, 600_000, 1_004.0, now_s + 2.1)
+    found = link.estimate(now_s + 2.1)
+    assert found.down_ms_per_byte == pytest.approx(0.0016, rel=0.1)
+    assert found.up_ms_per_byte == pytest.approx(0.00016, rel=0.15)
+
+
+def test_a_slow_reply_is_a_stall_once_a_probe_each_way_has_fitted() -> None:
+    link, now_s = known(Path(20, 50, 50))
+    link.observe(150_000, 600_000, 1_004.0, now_s + 1.0)
+    link.observe(32_768, 0, 25.24, now_s + 1.1)
+    link.observe(64, 14_000, 22.25, now_s + 1.2)
+    assert not link.surprised
+    link.observe(150_000, 600_000, 1_004.0, now_s + 2.2)
+    assert link.estimate(now_s + 2.2).down_ms_per_byte < 0.0002, "the second is a first again"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(Path(20, 50, 50), Path(20, 50, 5)), (Path(30, 10, 8), Path(30, 10, 80))]
+)
+def test_after_a_step_of_the_way_down_alone_two_replies_are_enough(before: Path, after: Path) -> None:
+    needed = []
+    for seed in range(SEEDS):
+        world = World(before, seed)
+        for _ in range(20):
+            world.carry(150_000, 600_000)
+            world.carry(64, 0)
+        world.path = after
+        for number in range(1, 9):
+            world.carry(150_000, 600_000)
+            world.carry(8_192, 0)
+            found = world.link.estimate(world.now_s)
+            if abs(found.transfer_ms(150_000, 600_000) / after.ms(150_000, 600_000) - 1.0) < 0.1:
+                needed.append(number)
+                break
+        else:
+            needed.append(99)
+    assert np.median(needed) <= 2
+    assert max(needed) <= 4
