@@ -31,7 +31,7 @@ DOWN_SIGMA: Final = 0.5
 SHOWS_DOWN_BYTES: Final = 8192
 SHOWS_DOWN_RATIO: Final = 0.1
 """A reply from here on, and of what went up: its rate may be what changed. What is less (a thousand classes are 4 KB)
-cannot be told from the way up: on a link that walks, simulated, 2 % of latency were lost by it."""
+cannot be told from the way up: on a link that walks, simulated, 2 % of latency were lost by it. A pong has as much."""
 TELLS_APART: Final = 1.0
 """Evidences (logarithms) that are nearer to each other say nothing."""
 AGREE_SIGMAS: Final = 2.5
@@ -87,9 +87,7 @@ class _Ways(Enum):
 
 
 def shows_down(one: Measured) -> bool:
-    """Whether it says something of the way down beside the way up: a pong that weighs does, and a reply."""
-    if one.up_bytes <= HARDLY_SHOWS_BYTES:
-        return one.down_bytes > HARDLY_SHOWS_BYTES
+    """Whether it says something of the way down beside the way up."""
     return one.down_bytes >= max(SHOWS_DOWN_BYTES, SHOWS_DOWN_RATIO * one.up_bytes)
 
 

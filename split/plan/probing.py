@@ -65,6 +65,8 @@ PONG_BYTES: Final = 14_000
 """The heaviest pong that is asked for: what a connection sends at once however long it rested (ten segments of 1,448
 bytes, RFC 6928, less frame and TLS records). More would wait for the companion's window, of which nothing is known
 here, and pass for a slow way down."""
+PONG_BYTES_MIN: Final = 8192
+"""The lightest: what is less tells nothing (`change.SHOWS_DOWN_BYTES`)."""
 CHANGE_KEPT: Final = 0.5
 """Of what may be spent at once on a link that became another one, pongs leave so much: that the way down alone is back
 nothing else shows, and light ones tell it from jitter badly."""
@@ -96,9 +98,13 @@ class Probing:
         self._weighed_down_at_s = -math.inf
         """The same of the rate down."""
         self._came_down = False
-        """Whether most of what crossed last came down."""
+        """Whether the last crossing that weighed on its way down was a pong."""
+        self._pinged = False
+        """Whether another ping was back since: then the next pong tells a rate from a round trip."""
         self._looks_down = 0
         """Taken since the last surprise."""
+        self._confirms = False
+        """One more is to be taken, of the rate that they have shown."""
         self._down_byte_costs = 1.0
         self._decided_at_s = -math.inf
         self._busy_s = BUSY_S
@@ -133,7 +139,10 @@ class Probing:
             self._weighed_at_s = now_s
         if down_bytes >= PROBE_BYTES_MIN:
             self._weighed_down_at_s = now_s
-        self._came_down = down_bytes > up_bytes
+        if down_bytes >= PROBE_BYTES_MIN:
+            self._came_down, self._pinged = up_bytes < PROBE_BYTES_MIN, False
+        else:
+            self._pinged = True
 
     def changed(self) -> None:
         """Pings have shown that the link is another one: its rate is worth a look. Not while the first looks at this
@@ -143,7 +152,7 @@ class Probing:
 
     def moved(self, crossing_bytes: float, now_s: float) -> None:
         """A request and its reply crossed, of so many bytes: nothing needs to be looked at."""
-        self._looks, self._moved_at_s = 0, now_s
+        self._looks, self._moved_at_s, self._came_down = 0, now_s, False
         if self._bytes_per_hour > 0.0 and not self._is_scarce:
             for room in (self._ping_room, self._probe_room):
                 room.earned = min(room.earned + TRAFFIC_SHARE * crossing_bytes, TRAFFIC_SAVED_BYTES)
@@ -195,21 +204,23 @@ class Probing:
         if now_s - self._decided_at_s >= self._busy_s or math.isinf(link.age_s):
             return 0
         if not surprised:
-            self._looks_down = 0
-        again = surprised and self._came_down and self._looks_down < LOOKS and now_s - self._probed_at_s >= AT_ONCE_S
+            self._confirms = self._confirms or self._looks_down > 0
+            self._looks_down, self._came_down = 0, False
+        doubtful = surprised and self._came_down and self._pinged and self._looks_down < LOOKS
+        again = (doubtful or self._confirms) and now_s - self._probed_at_s >= AT_ONCE_S
         first = math.isinf(self._weighed_down_at_s)
         every_s = PROBE_EARNED_S if self._has_earned else PROBE_BUSY_S
         if not (again or first or now_s - self._weighed_down_at_s >= every_s):
             return 0
-        heavy = int(min(max(PROBE_MS[1] / link.down_ms_per_byte, PROBE_BYTES_TELLING), PONG_BYTES))
+        heavy = int(min(max(PROBE_MS[1] / link.down_ms_per_byte, PONG_BYTES_MIN), PONG_BYTES))
         if again or first:
-            self._looks_down += again
+            self._looks_down, self._confirms = self._looks_down + doubtful, False
             return self._pong(heavy, self._change_room, now_s)
         if self._probe_room.left(now_s) / PROBE_SHARE >= self._down_byte_costs * heavy:
             return self._pong(heavy, self._probe_room, now_s)
         return self._pong(
             heavy, self._change_room, now_s, kept=self._change_room.bytes_per_hour * CHANGE_KEPT
-        ) or self._pong(PROBE_BYTES_TELLING, self._probe_room, now_s)
+        ) or self._pong(PONG_BYTES_MIN, self._probe_room, now_s)
 
     def _pong(self, pong_bytes: int, room: _Room, now_s: float, *, kept: float = 0.0) -> int:
         """So many bytes where the room has them and what is `kept` for others; else 0."""
@@ -250,7 +261,7 @@ class Probing:
         every_s = PROBE_EARNED_S if self._has_earned else self._again_after_s
         if now_s - self._weighed_down_at_s < every_s and self._moved_at_s < self._weighed_down_at_s:
             every_s *= UP_SELDOM
-        return surprised or now_s - self._weighed_at_s >= every_s
+        return (surprised and not self._came_down) or now_s - self._weighed_at_s >= every_s
 
     @property
     def _has_earned(self) -> bool:
