@@ -16,7 +16,8 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -115,8 +116,29 @@ async def _run(
 
 
 def run_child_sync(command: Sequence[str], *, timeout_s: float, on_progress: Progress | None = None) -> None:
-    """`run_child` for programs without an event loop (the command line)."""
-    asyncio.run(run_child(command, timeout_s=timeout_s, on_progress=on_progress))
+    """`run_child` for threads without an event loop: the command line's, where SIGTERM ends it as Ctrl-C does, and what
+    it has in temporary folders with it (SystemExit, with the status that a shell gives it), and a daemon's beside its
+    loop."""
+    job = run_child(command, timeout_s=timeout_s, on_progress=on_progress)
+    asyncio.run(_until_terminated(job) if threading.current_thread() is threading.main_thread() else job)
+
+
+async def _until_terminated(job: Coroutine[None, None, None]) -> None:
+    loop, task, terminated = asyncio.get_running_loop(), asyncio.ensure_future(job), asyncio.Event()
+
+    def end() -> None:
+        terminated.set()
+        task.cancel()
+
+    loop.add_signal_handler(signal.SIGTERM, end)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not terminated.is_set():
+            raise
+        raise SystemExit(128 + signal.SIGTERM) from None
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
 
 
 async def _read(stream: asyncio.StreamReader, take: Callable[[bytes], None]) -> None:

@@ -183,6 +183,41 @@ async def test_a_child_that_is_ended_leaves_nothing_in_the_temporary_folder(
     assert os.listdir(tmp_path) == []
 
 
+def test_sigterm_ends_a_command_and_its_child_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    scripted(
+        monkeypatch,
+        "import os, time; open(os.environ['TMPDIR'] + '/weights', 'w').close(); "
+        'print(f\'{{"progress": ["{os.getpid()}", 0.5]}}\', flush=True); time.sleep(60)',
+    )
+    pids: list[int] = []
+
+    def on_progress(stage: str, ratio: float) -> None:
+        pids.append(int(stage))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as ended:
+        run_child_sync(["prepare", "model.onnx"], timeout_s=60, on_progress=on_progress)
+    assert ended.value.code == 143  # 128 + 15, as shells have it
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+async def test_the_blocking_twin_runs_on_a_thread_beside_a_loop_that_has_the_signals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scripted(monkeypatch, 'print(\'{"progress": ["made", 0.5]}\')')
+    told: list[str] = []
+    await asyncio.to_thread(
+        run_child_sync, ["prepare", "model.onnx"], timeout_s=60, on_progress=lambda stage, ratio: told.append(stage)
+    )
+    assert told == ["made"]
+
+
 async def test_a_child_that_needs_no_temporary_folder_runs_where_none_can_be_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
