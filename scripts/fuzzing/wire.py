@@ -29,7 +29,8 @@ from split.wire.messages import Hello, Infer, Message
 
 MAX_MESSAGE_BYTES: Final = 64 * MIB
 OVERHEAD_BYTES: Final = 4 * (FIRST_ROOM_BYTES + MAX_METADATA_BYTES) + 512 * KIB
-"""Held at most beside a multiple of what came: a first room for each priority, scratch, and answers to 64 pings."""
+"""Held at most beside a multiple of what came: a first room for each priority, scratch, and answers to 64 pings
+with 128 KiB of padding."""
 SLOW_S: Final = 2.0
 """Processor time of one stream, a hundredfold of what the longest ever took."""
 LIMITS: Final = Limits(max_message_bytes=MAX_MESSAGE_BYTES)
@@ -61,7 +62,12 @@ def _kinds() -> list[_Kind]:
             metadata = pack(fields)
             kinds.append(_Kind(metadata, decode_metadata(metadata), bool(payload)))
     nonsense = ({"t": "unheard-of"}, [1, 2], Raw(b"\xc1"), {"t": "pong", "nonce": "x"}, Raw(b"\x91" * 500))
-    return [*kinds, *(_Kind(pack(one), None, True) for one in nonsense), _Kind(pack(PING), None, False)]
+    pings = (PING, PING | {"pong_bytes": 3_000})
+    return [
+        *kinds,
+        *(_Kind(pack(one), None, True) for one in nonsense),
+        *(_Kind(pack(one), None, False) for one in pings),
+    ]
 
 
 _KINDS: Final = _kinds()

@@ -232,6 +232,9 @@ class Lane(asyncio.BufferedProtocol):
         if transport is None or self._pumping or not self._may_send:
             return
         self._pumping = True
+        if self.connection.answers_rate:
+            self.connection.answers_rate = False
+            self.look_afresh(None)
         try:
             while not self._writing_paused and not transport.is_closing():
                 frame = self.connection.next_frame()
@@ -324,11 +327,11 @@ class Lane(asyncio.BufferedProtocol):
             frame_bytes=self.connection.frame_bytes,
         )
 
-    def look_afresh(self, rtt_ms: float) -> None:
-        """As `Channel.look_afresh`."""
+    def look_afresh(self, rtt_ms: float | None) -> None:
+        """As `Channel.look_afresh`; None: the kernel's own average, where nobody here measures the path."""
         if not self._congestion_control.startswith("bbr") or (info := self._info()) is None:
             return
-        if not is_worth_it(info, rtt_ms):
+        if not is_worth_it(info, info.rtt_ms if rtt_ms is None else rtt_ms):
             return
         try:
             begin_afresh(self._socket, self._congestion_control)

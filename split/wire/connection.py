@@ -98,6 +98,8 @@ class WireConnection:
         """Whole messages that were dropped because their metadata makes no sense."""
         self.last_invalid = ""
         """What was wrong with the last of them."""
+        self.answers_rate = False
+        """A pong with weight was queued, to measure a rate; reset by whoever has seen it."""
         self._closed_because: str | None = None
         self._outbox = Outbox(queue_bytes=limits.queue_bytes, frame_bytes=limits.frame_bytes)
         self._window_bytes = hello.window_bytes
@@ -442,6 +444,7 @@ class WireConnection:
             raise RemoteProtocolError(
                 f"answers to pings may wait with {MAX_WAITING_PONG_BYTES} bytes of padding, now {padding_bytes} would"
             )
+        self.answers_rate = self.answers_rate or bool(pong.padding)
         self._outbox.put(self._pack(pong, (), Priority.CONTROL))
 
     def _fail(self, error: RemoteProtocolError | CompanionRefused) -> None:

@@ -511,3 +511,22 @@ async def test_what_shows_the_rate_is_taken_up_afresh_on_the_second_connection_a
         device.look_afresh(7.0)
         assert len(begun) == 2  # keeps no rate in mind
         await device.close("done")
+
+
+async def test_a_companion_takes_it_up_afresh_before_a_pong_with_weight_and_no_other(
+    ours: dict[str, Identity], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[object] = []
+    monkeypatch.setattr("split.transport.lane.is_worth_it", lambda info, rtt_ms: rtt_ms == info.rtt_ms)
+    monkeypatch.setattr("split.transport.lane.begin_afresh", lambda sock, _: begun.append(sock))
+    async with house(ours) as place:
+        device, companion = await connect(place, ours)
+        for lane in companion._lanes:
+            lane._congestion_control = "bbr"
+        device.send(Ping(nonce=1, padding=bytes(64)), priority=Priority.CONTROL)
+        assert (await device.receive()).message == Pong(nonce=1)
+        assert begun == []
+        device.send(Ping(nonce=2, pong_bytes=14_000), priority=Priority.CONTROL)
+        assert (await device.receive()).message == Pong(nonce=2, padding=bytes(14_000))
+        assert begun == [companion._lanes[1]._socket]  # where tensors travel
+        await device.close("done")
