@@ -98,7 +98,9 @@ class Probing:
         self._weighed_down_at_s = -math.inf
         """The same of the rate down."""
         self._came_down = False
-        """Whether the last crossing that weighed on its way down was a pong."""
+        """Whether the last crossing that weighed on its way down would show that way; False once it was no surprise."""
+        self._was_pong = False
+        """Whether it was a pong."""
         self._pinged = False
         """Whether another ping was back since: then the next pong tells a rate from a round trip."""
         self._looks_down = 0
@@ -140,7 +142,8 @@ class Probing:
         if down_bytes >= PROBE_BYTES_MIN:
             self._weighed_down_at_s = now_s
         if down_bytes >= PROBE_BYTES_MIN:
-            self._came_down, self._pinged = up_bytes < PROBE_BYTES_MIN, False
+            self._was_pong, self._pinged = up_bytes < PROBE_BYTES_MIN, False
+            self._came_down = down_bytes >= PONG_BYTES_MIN
         else:
             self._pinged = True
 
@@ -152,7 +155,7 @@ class Probing:
 
     def moved(self, crossing_bytes: float, now_s: float) -> None:
         """A request and its reply crossed, of so many bytes: nothing needs to be looked at."""
-        self._looks, self._moved_at_s, self._came_down = 0, now_s, False
+        self._looks, self._moved_at_s, self._was_pong = 0, now_s, False
         if self._bytes_per_hour > 0.0 and not self._is_scarce:
             for room in (self._ping_room, self._probe_room):
                 room.earned = min(room.earned + TRAFFIC_SHARE * crossing_bytes, TRAFFIC_SAVED_BYTES)
@@ -205,7 +208,7 @@ class Probing:
             return 0
         if not surprised:
             self._confirms = self._confirms or self._looks_down > 0
-            self._looks_down, self._came_down = 0, False
+            self._looks_down, self._came_down, self._was_pong = 0, False, False
         doubtful = surprised and self._came_down and self._pinged and self._looks_down < LOOKS
         again = (doubtful or self._confirms) and now_s - self._probed_at_s >= AT_ONCE_S
         first = math.isinf(self._weighed_down_at_s)
@@ -261,7 +264,7 @@ class Probing:
         every_s = PROBE_EARNED_S if self._has_earned else self._again_after_s
         if now_s - self._weighed_down_at_s < every_s and self._moved_at_s < self._weighed_down_at_s:
             every_s *= UP_SELDOM
-        return (surprised and not self._came_down) or now_s - self._weighed_at_s >= every_s
+        return (surprised and not self._was_pong) or now_s - self._weighed_at_s >= every_s
 
     @property
     def _has_earned(self) -> bool:

@@ -1,0 +1,82 @@
+"""When pongs with weight are asked for, and how heavy: by hand, on a link of 20 ms whose rates are known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from split.plan.observation import LinkEstimate
+from split.plan.probing import PING_COST_BYTES, Probing
+
+
+def link(*, down_mbit_s: float = 5.0) -> LinkEstimate:
+    return LinkEstimate(
+        rtt_ms=20.0,
+        up_ms_per_byte=0.00016,
+        down_ms_per_byte=0.008 / down_mbit_s,
+        covariance=(1.0, 0.0, 0.0, 0.0, 0.0, 0.0),
+        age_s=0.2,
+    )
+
+
+def under_traffic(bytes_per_hour: float = 2_000_000.0) -> Probing:
+    probing = Probing(bytes_per_hour)
+    probing.connected()
+    probing.decided(0.0)
+    return probing
+
+
+@pytest.mark.parametrize(("down_mbit_s", "pong_bytes"), [(5.0, 12_500), (1.0, 8_192), (50.0, 14_000)])
+def test_the_first_is_what_comes_in_20_ms_within_bounds_and_the_next_is_due_after_three_seconds(
+    down_mbit_s: float, pong_bytes: int
+) -> None:
+    """5 Mbit/s are 625 bytes in a millisecond."""
+    probing, asked = under_traffic(), list[tuple[float, int]]()
+    for tick in range(26):
+        now_s = tick * 0.25
+        probing.decided(now_s)
+        if size := probing.pong_wanted(link(down_mbit_s=down_mbit_s), surprised=False, now_s=now_s):
+            asked.append((now_s, size))
+            probing.carried(64, size, now_s)
+    assert asked == [(0.0, pong_bytes), (3.0, pong_bytes), (6.0, pong_bytes)]
+
+
+def test_a_pong_that_surprises_is_asked_again_behind_a_light_ping_and_once_more_where_it_showed_another_rate() -> None:
+    probing = under_traffic()
+    probing.carried(32_768, 0, 0.0)  # the rate up was looked at
+    assert probing.pong_wanted(link(), surprised=False, now_s=0.0) == 12_500
+    probing.carried(64, 12_500, 0.03)
+    assert probing.pong_wanted(link(), surprised=True, now_s=0.25) == 0
+    assert probing.wanted(link(), surprised=True, now_s=0.25) == 64, "light: it was the way down that surprised"
+    probing.carried(64, 0, 0.27)
+    assert probing.pong_wanted(link(), surprised=True, now_s=0.3) == 0, "0.1 s apart"
+    assert probing.pong_wanted(link(), surprised=True, now_s=0.5) == 12_500
+    probing.carried(64, 12_500, 0.52)
+    assert probing.pong_wanted(link(down_mbit_s=50.0), surprised=False, now_s=0.75) == 14_000
+    probing.carried(64, 14_000, 0.78)
+    assert probing.pong_wanted(link(down_mbit_s=50.0), surprised=False, now_s=1.0) == 0
+
+
+def test_what_a_reply_has_shown_is_not_asked_for_nor_anything_without_traffic() -> None:
+    probing = under_traffic()
+    probing.carried(150_000, 600_000, 0.1)
+    probing.moved(750_000, 0.1)
+    assert probing.pong_wanted(link(), surprised=False, now_s=1.0) == 0
+    assert probing.pong_wanted(link(), surprised=False, now_s=10.0) == 0, "nobody has asked for 10 s"
+    probing.decided(10.0)
+    assert probing.pong_wanted(link(), surprised=False, now_s=10.1) == 12_500
+
+
+def test_a_byte_that_costs_five_takes_five_out_of_what_is_allowed() -> None:
+    """1,000,000 bytes an hour: 250,000 at once for a link that became another one, and half of them for pongs; and
+    131,072 for probes, of each quarter. A pong costs 12,500 and 256."""
+    counts = []
+    for costs in (1.0, 5.0):
+        probing, count = under_traffic(1_000_000.0), 0
+        probing.spend_at_most(math.inf, down_byte_costs=costs)
+        for _ in range(200):
+            probing.connected()  # a first look each time, of what is for another link
+            count += probing.pong_wanted(link(), surprised=False, now_s=0.5) > 0
+        counts.append(count)
+    assert counts == [250_000 // (12_500 + PING_COST_BYTES), 250_000 // (5 * 12_500 + PING_COST_BYTES)]
