@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import logging
 import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -36,6 +37,8 @@ class BrokenBounds:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._found = _read(path)
+        self._latest = b""
+        self._writing = threading.Lock()
 
     def of(self, model: ServedModel) -> Mapping[str, str]:
         """Codec → why it may not be used for the model as it is now."""
@@ -47,7 +50,13 @@ class BrokenBounds:
         self._found[basis] = self._found.pop(basis, {}) | {codec: why}
         while len(self._found) > KEPT_MAX:
             del self._found[next(iter(self._found))]
-        asyncio.get_running_loop().run_in_executor(None, _write, self._path, msgspec.json.encode(self._found))
+        self._latest = msgspec.json.encode(self._found)
+        asyncio.get_running_loop().run_in_executor(None, self._write)
+
+    def _write(self) -> None:
+        """On some thread: whichever comes last writes what was found last."""
+        with self._writing:
+            _write(self._path, self._latest)
 
 
 def _basis(model: ServedModel) -> str:
