@@ -95,6 +95,7 @@ class Probing:
         self._probed_at_s = -math.inf
         self._weighed_at_s = -math.inf
         """When the rate was last seen, or asked for."""
+        self._looked_at_s = -math.inf
         self._weighed_down_at_s = -math.inf
         """The same of the rate down."""
         self._came_down = False
@@ -178,7 +179,7 @@ class Probing:
             return 0
         first = self._first_weight_due(link, now_s)
         carried_ms = PROBE_MS[1] if first else min(max(PROBE_RTT_RATIO * link.rtt_ms, PROBE_MS[0]), PROBE_MS[1])
-        if first and (weight := self._look(link, now_s)):
+        if first and (weight := self._look(link, now_s, first=True)):
             return weight
         if looks and at_once and (weight := self._look(link, now_s)):
             self._looks -= 1
@@ -239,19 +240,21 @@ class Probing:
             return False
         if self._looks == LOOKS:
             return True
-        if link.age_s >= now_s - self._probed_at_s:
+        if self._weighed_at_s <= self._looked_at_s:
             return False  # not back yet
         if not surprised:
             self._looks = 0
         return surprised
 
-    def _look(self, link: LinkEstimate, now_s: float) -> int:
-        """Bytes of one of `LOOKS`, or of the first at a connection; 0 where there is nothing left for it."""
+    def _look(self, link: LinkEstimate, now_s: float, *, first: bool = False) -> int:
+        """Bytes of one of `LOOKS`, or of the first at a connection, which leaves those their bytes while it may be as
+        heavy without; 0 where there is nothing left for it."""
         weight = int(min(max(PROBE_MS[1] / link.up_ms_per_byte, PROBE_BYTES_MIN), PROBE_BYTES))
-        if not self._change_room.take(weight + PING_COST_BYTES, now_s):
+        steady = first and self._probe_room.left(now_s) / PROBE_SHARE >= weight
+        if not (self._probe_room if steady else self._change_room).take(weight + PING_COST_BYTES, now_s):
             self._looks = 0
             return 0
-        self._probed_at_s = self._weighed_at_s = now_s
+        self._probed_at_s = self._weighed_at_s = self._looked_at_s = now_s
         return weight
 
     def _first_weight_due(self, link: LinkEstimate, now_s: float) -> bool:

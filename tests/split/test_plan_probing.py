@@ -80,3 +80,42 @@ def test_a_byte_that_costs_five_takes_five_out_of_what_is_allowed() -> None:
             count += probing.pong_wanted(link(), surprised=False, now_s=0.5) > 0
         counts.append(count)
     assert counts == [250_000 // (12_500 + PING_COST_BYTES), 250_000 // (5 * 12_500 + PING_COST_BYTES)]
+
+
+def on_another_link() -> Probing:
+    """A connection that has carried a request; at 2 s pings have shown another link, and the first look is out."""
+    probing = under_traffic()
+    probing.moved(1_000.0, 1.0)
+    probing.carried(1_000, 0, 1.0)
+    probing.carried(32_768, 0, 1.1)
+    probing.decided(2.0)
+    probing.changed()
+    assert probing.wanted(link(), surprised=False, now_s=2.0) == 32_768  # 20 ms carry 125,000
+    return probing
+
+
+def test_a_second_look_is_taken_once_the_first_is_back_and_was_a_surprise() -> None:
+    probing = on_another_link()
+    assert probing.wanted(link(), surprised=False, now_s=2.15) == 0
+    probing.carried(64, 0, 2.2)  # a light ping from before
+    assert probing.wanted(link(), surprised=False, now_s=2.25) == 0
+    probing.carried(32_768, 0, 2.3)
+    assert probing.wanted(link(), surprised=True, now_s=2.35) == 32_768
+    probing.carried(32_768, 0, 2.4)
+    assert probing.wanted(link(), surprised=False, now_s=2.5) == 0
+
+
+def test_a_first_look_that_is_no_surprise_is_the_only_one() -> None:
+    probing = on_another_link()
+    probing.carried(32_768, 0, 2.2)
+    asked = [probing.wanted(link(), surprised=False, now_s=2.25 + 0.05 * tick) for tick in range(4)]
+    assert asked == [0, 0, 0, 0]
+
+
+def test_looks_at_new_connections_leave_changed_links_their_bytes_while_they_can() -> None:
+    """A quarter of an hour's bytes is there for changes, and of the 128 KB of steady probes the first look."""
+    probing, spent = Probing(2_000_000.0), 0
+    for number in range(40):
+        probing.connected()
+        spent += probing.wanted(link(), surprised=False, now_s=float(number))
+    assert 500_000 < spent + 40 * PING_COST_BYTES < 700_000  # an hour's quarter for changes, and what steady ones had
