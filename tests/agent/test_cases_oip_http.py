@@ -23,7 +23,7 @@ import pytest
 import pytest_asyncio
 import tritonclient.http as triton
 
-import agent.serve
+import agent.local_finish
 from agent.config import AgentConfig, Listen
 from agent.daemon import Daemon
 from split.profiles.address import HostPort
@@ -260,8 +260,8 @@ async def test_o_oi_09_exactly_the_outputs_asked_for_come_each_in_its_own_encodi
 async def test_o_oi_11_the_work_of_a_hundred_callers_who_left_is_not_done(
     caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs, right = [], agent.serve.whole
-    monkeypatch.setattr(agent.serve, "whole", lambda *how: runs.append(how) or right(*how))
+    runs, right = [], agent.local_finish.whole
+    monkeypatch.setattr(agent.local_finish, "whole", lambda *how: runs.append(how) or right(*how))
     compute = caller.daemon.service._compute
     busy = threading.Event()
     compute.run(busy.wait, deadline_at_s=0.0, expected_ms=1000.0)
