@@ -21,10 +21,9 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 CONSTRAINTS: Final = ROOT / "scripts" / "constraints.txt"
 
-DEBIAN: Final = (
-    "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm main"
-)
+SUITE: Final = "bookworm"
 """Raspberry Pi OS bookworm has the same Python and libc. qemu 7.2: the last one whose page size can be chosen."""
+KEYRING: Final = "/usr/share/keyrings/debian-archive-keyring.gpg"
 PACKAGES: Final = ("python3.11", "libstdc++6")
 GLIBC: Final = range(28, 16, -1)
 """Minor versions of manylinux wheels that run on glibc 2.28 and newer: what the oldest supported board has."""
@@ -69,6 +68,16 @@ PROCESSORS: Final = {
 }
 
 
+def debian_archive() -> str:
+    """Where this host's own apt gets `SUITE` from; Unavailable where it knows no such source."""
+    asked = ("Created-By: Packages", "Label: Debian", f"Codename: {SUITE}", "Component: main")
+    command = ["apt-get", "indextargets", "--format", "$(REPO_URI)", *asked]
+    found = subprocess.run(command, check=False, capture_output=True, text=True).stdout.split()
+    if not found:
+        raise Unavailable(f"apt on this host has no source of Debian {SUITE} (main), from which qemu and ARM64 come")
+    return found[0]
+
+
 class Emulated:
     """The userland in `folder`, made there on first use; `Unavailable` when it cannot be."""
 
@@ -81,7 +90,7 @@ class Emulated:
 
     def set_up(self, dependencies: Sequence[str]) -> None:
         """Fetch and unpack what is not there yet: half a minute and 400 MB."""
-        made_of = "\n".join((DEBIAN, *PACKAGES, *dependencies, CONSTRAINTS.read_text()))
+        made_of = "\n".join((SUITE, *PACKAGES, *dependencies, CONSTRAINTS.read_text()))
         if self._stamp.exists() and self._stamp.read_text() == made_of:
             return
         for tool in ("apt-get", "dpkg-deb"):
@@ -136,7 +145,7 @@ class Emulated:
         for name in ("lists/partial", "archives/partial"):
             (state / name).mkdir(parents=True)
         (state / "status").touch()
-        (state / "sources.list").write_text(DEBIAN + "\n")
+        (state / "sources.list").write_text(f"deb [signed-by={KEYRING}] {debian_archive()} {SUITE} main\n")
         settings = {
             "Dir::State": state,
             "Dir::State::lists": state / "lists",
