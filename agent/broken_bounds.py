@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Final
 import msgspec
 
 from agent.served_model import ServedModel
+from split.files import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -77,13 +77,7 @@ def _read(path: Path) -> _Found:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """In one step: after a power cut there is what was there or all of it."""
-    fresh = path.with_suffix(".new")
     try:
-        with fresh.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
+        write_whole(path, data)
     except OSError as error:
         log.warning("%s cannot be written (%s): the next start will not know of it", path, error.strerror or error)

@@ -12,7 +12,6 @@ import asyncio
 import calendar
 import logging
 import math
-import os
 import socket
 import time
 from collections import Counter
@@ -26,6 +25,7 @@ import psutil
 
 from agent.interfaces import source_towards
 from split.errors import NotReached
+from split.files import write_whole
 from split.plan.observation import Metered
 
 log = logging.getLogger(__name__)
@@ -318,13 +318,8 @@ def _read(path: Path) -> tuple[_Books, str]:
 
 def _write(path: Path, books: bytes) -> str:
     """In one step: after a power cut there is the old count or the new one. Why it failed; "" when it did not."""
-    fresh = path.with_suffix(".new")
     try:
-        with fresh.open("wb") as file:
-            file.write(books)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
+        write_whole(path, books)
     except OSError as error:
         return error.strerror or str(error)
     return ""

@@ -34,6 +34,7 @@ _NO_MODEL_TOOLS: Final = {"onnx": SERVING, "onnx_ir": SERVING, "torch": SERVING}
 FORBIDDEN: Final[dict[str, dict[str, str]]] = {
     "split/errors.py": {"split": LOWER, "agent": LOWER, "cloud": LOWER},
     "split/ids.py": {"split": LOWER, "agent": LOWER, "cloud": LOWER},
+    "split/files.py": {"split": LOWER, "agent": LOWER, "cloud": LOWER, "asyncio": "it blocks: threads call it"},
     "split/tensor.py": _pure("split.graph", "split.codec", "split.wire", "split.oip", "split.plan", "split.profiles"),
     "split/profiles": _pure("split.graph", "split.codec", "split.wire", "split.oip", "split.plan") | _NO_MODEL_TOOLS,
     "split/graph": _pure("split.codec", "split.wire", "split.oip", "split.plan") | {"torch": SERVING},

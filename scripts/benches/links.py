@@ -99,7 +99,7 @@ def prepare(*, quick: bool) -> None:
 
 
 def run(*, quick: bool) -> tuple[list[Figure], list[dict[str, Any]]]:
-    """Four minutes, `quick` without the quantised model; Unavailable without root and network namespaces."""
+    """Five minutes, `quick` without the quantised model; Unavailable without root and network namespaces."""
     one, bound = subject(MAIN), MAIN_BOUND
     slowdowns, links = QUICK if quick else (SLOWDOWNS, tuple(LINKS))
     path, calibration = calibration_of(one, bound)

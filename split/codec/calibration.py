@@ -11,7 +11,6 @@ Steps and scales lie on one grid, so that scale/step is a difference of two indi
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import math
@@ -29,6 +28,7 @@ from msgspec import Meta
 
 from split.codec.picture import LEVELS, PICTURE_CODECS
 from split.errors import InvalidCalibration, InvalidRequest, ModelUnavailable
+from split.files import write_whole
 from split.ids import CutId, ModelDigest
 from split.profiles.measured import Point, cheapest
 from split.tensor import RANK_MAX, Array, TensorSpec
@@ -228,22 +228,14 @@ def write_calibration(calibration: Calibration, path: Path) -> str:
     check_place(path)
     data = encode_calibration(calibration)
     decode_calibration(data, calibration.model)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.new")  # two may calibrate one model at once
     try:
-        with fresh.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        fresh.replace(path)
+        write_whole(path, data)
     except OSError as error:
         full = error.errno in {errno.ENOSPC, errno.EDQUOT}
         what = (
             "the disk is full; free some space" if full else f"{error.strerror}; its folder must be there and writable"
         )
         raise ModelUnavailable(f"{path} cannot be written: {what}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            fresh.unlink(missing_ok=True)
     return hashlib.sha256(data).hexdigest()
 
 

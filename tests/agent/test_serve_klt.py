@@ -180,6 +180,17 @@ def reads_klt() -> Behaviour_:
     return behave
 
 
+def without_calibration(infer: Infer) -> Refused:
+    return Refused(
+        code=NO_CALIBRATION,
+        message="not here",
+        request_id=infer.request_id,
+        attempt=infer.attempt,
+        digest=infer.digest,
+        cut=infer.cut,
+    )
+
+
 def story_of(lab: Callable[[], KltLab]) -> Callable[[Callable[[KltLab], Any]], None]:
     def run(story: Callable[[KltLab], Any]) -> None:
         async def inside() -> None:
@@ -265,16 +276,7 @@ def test_a_payload_that_is_refused_for_want_of_the_calibration_ends_here_and_it_
             await reads_klt()(lab, channel, infer, payload)
             return
         refused.append(infer.request_id)
-        channel.send(
-            Refused(
-                code=NO_CALIBRATION,
-                message="not here",
-                request_id=infer.request_id,
-                attempt=infer.attempt,
-                digest=infer.digest,
-                cut=infer.cut,
-            )
-        )
+        channel.send(without_calibration(infer))
 
     async def story(lab: KltLab) -> None:
         outcome = await lab.ask_klt()
@@ -295,16 +297,7 @@ def test_a_companion_that_says_it_has_a_calibration_and_refuses_what_it_coded_is
 
     async def behave(lab: Any, channel: MemoryChannel, infer: Infer, payload: memoryview) -> None:
         refused.append(infer.request_id)
-        channel.send(
-            Refused(
-                code=NO_CALIBRATION,
-                message="not here",
-                request_id=infer.request_id,
-                attempt=infer.attempt,
-                digest=infer.digest,
-                cut=infer.cut,
-            )
-        )
+        channel.send(without_calibration(infer))
 
     async def story(lab: KltLab) -> None:
         for _ in range(120):
