@@ -248,6 +248,10 @@ class CompanionView:
             return 0
         return self._probing.wanted(link, surprised=self._link.surprised, now_s=now_s)
 
+    def looks_again_s(self, now_s: float) -> float:
+        """As `Planner.looks_again_s`."""
+        return self._probing.again_s(self.link(now_s), surprised=self._link.surprised, now_s=now_s)
+
     def pong_wanted(self, power: PowerModel, now_s: float) -> int:
         """As `Planner.pong_wanted`, where a model stays here for its reply."""
         link = self.link(now_s)

@@ -224,7 +224,7 @@ class Heartbeat:
                     await asyncio.wait((successor,), timeout=TICK_S)
                 else:
                     with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(TICK_S):
+                        async with asyncio.timeout(min(TICK_S, self._planner.looks_again_s(self._now()))):
                             await self._changed.wait()
                 self._changed.clear()
                 now_s = self._now()

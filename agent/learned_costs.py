@@ -224,11 +224,15 @@ class LearnedCosts:
         `now_s`. Nothing is learned of local, or of plans of an earlier time under this name."""
         if plan not in self.table.row_of or plan.placement is Placement.LOCAL:
             return
+        known_ms = float(self.table.costs[Column.TAIL, self.table.row_of[plan]])
         drift = self.cloud.ratio if tail_ms is None else self._observe_tail(plan, tail_ms, now_s)
         if decode_ms is None:
             return
         if plan.codec == "encoded":
-            self.cloud_image.observe(decode_ms, self.cloud_image_ms * drift)
+            # Beside the tail of the same run: the drift takes one late run for a stall, and what a load did to both
+            # would stay with the pictures for good.
+            told = tail_ms is not None and known_ms > Residual.CALL_MS
+            self.cloud_image.observe(decode_ms, self.cloud_image_ms * (tail_ms / known_ms if told else drift))
         elif (cost := self._message_cost("cloud_decode", plan)) is not None:
             here_ms = float(self.measured.costs[Column.CLOUD_DECODE, self.table.row_of[plan]])
             self._learn_message(cost, decode_ms, here_ms * drift * self.speed_ratio)

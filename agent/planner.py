@@ -142,6 +142,10 @@ class Planner(Knowledge):
         """Bytes of padding of a ping that would be worth its cost now; 0: none. What is returned counts as sent."""
         return self._companion.probe_wanted(self._power_model(), now_s) if self._models else 0
 
+    def looks_again_s(self, now_s: float) -> float:
+        """In so many seconds `probe_wanted` will want what it does not want yet; `inf`: it is asked often enough."""
+        return self._companion.looks_again_s(now_s)
+
     def pong_wanted(self, now_s: float) -> int:
         """Bytes of padding that a ping is to ask for in its pong; 0: none. What is returned counts as sent. Asked
         before `probe_wanted` where the companion answers so. Only for models that stay here for what a reply takes."""

@@ -25,6 +25,7 @@ class Event(IntEnum):
     TICK = 11
     GIVE_UP = 12
     PACED = 13
+    LOOK = 14
 
 
 class Events:

@@ -167,6 +167,8 @@ class Simulation:
                 self._back()
             case Event.TICK if self._may_ping:
                 self._tick()
+            case Event.LOOK:
+                self._ping_if_wanted()
             case Event.PACED if self._policy is not None:
                 self._policy.paced(
                     self._course.at(self._now_s).cloud_ratio, self.world.paced_after_s or 0.0, self._now_s
@@ -395,6 +397,8 @@ class Simulation:
             self._ping(PING_BYTES, pong_bytes)
         elif (padding := self._policy.probe(self._now_s)) > 0:
             self._ping(padding)
+        else:
+            self._events.at(self._now_s + self._policy.looks_again_s(self._now_s), Event.LOOK)
 
     def _ping(self, padding: int, pong_bytes: int = 0) -> None:
         self._ping_number -= 1

@@ -265,6 +265,10 @@ class Policy(ABC):
         sent."""
         return 0
 
+    def looks_again_s(self, now_s: float) -> float:
+        """In so many seconds it wants to be asked for a probe again, whatever happens; inf: not because of that."""
+        return math.inf
+
     def pong(self, now_s: float) -> int:
         """Bytes of padding that a ping sent now should ask for in its pong; 0: none. Asked before each `probe`."""
         return 0

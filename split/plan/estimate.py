@@ -87,6 +87,7 @@ class Drift:
     __slots__ = (
         "_across",
         "_asked_at_s",
+        "_call_ms",
         "_detector",
         "_log",
         "_pause",
@@ -100,7 +101,9 @@ class Drift:
         "count",
     )
 
-    def __init__(self, *, prior_sigma: float = 0.1) -> None:
+    def __init__(self, *, prior_sigma: float = 0.1, call_ms: float = 0.0) -> None:
+        """`call_ms`: a call may take so much longer than is expected, or less, on a side that is as fast as ever."""
+        self._call_ms = call_ms
         self._detector = ChangeDetector()
         self._log = self._usual = 0.0
         self._prior_variance = prior_sigma * prior_sigma
@@ -169,7 +172,7 @@ class Drift:
         paused = self._paused
         # A measurement below the timer's resolution says "fast", not "infinitely fast".
         innovation = math.log(max(measured_ms, 1e-3) / expected_ms) - self._log - paused * self._pause
-        noise = self.NOISE + self.FLOOR_MS / expected_ms
+        noise = math.hypot(self.NOISE + self.FLOOR_MS / expected_ms, self._call_ms / expected_ms)
         self._variance += self.WALK * self.WALK
         total = self._spread() + noise * noise
         normalised = innovation / math.sqrt(total)

@@ -26,6 +26,8 @@ PING_IDLE_S: Final = 15.0
 BUSY_S: Final = 2.0
 """A decision within so many seconds is traffic."""
 BUSY_TURNS: Final = 2.0
+PAUSE_GAIN: Final = 0.2
+"""Of one pause between two requests in what is taken for the usual one."""
 BUSY_MAX_S: Final = 60.0
 """So is one within so many times the pause between the last two, up to this: a device that takes 5 s for a request and
 is asked again and again is not idle in between."""
@@ -51,6 +53,11 @@ PROBE_AGAIN_S: Final = 1.0
 has nothing left for it."""
 PROBE_EARNED_S: Final = 1.0
 """The same while requests have earned it."""
+LOOK_TURNS: Final = 2.5
+"""And where they have earned more, in pauses between requests: what stays here notices within five of them, the look
+that confirms it included, that it need not."""
+EARNED_LASTS_S: Final = 6.0
+"""But then what is earned shall last for so long: a link that is slow for a minute is looked at less and less."""
 LOOKS: Final = 2
 """So often the rate is looked at once pings have shown that the link is another one, with the heaviest probes: the
 first alone would be a surprise, which the second makes a change; where the first is none, that is all. Where one shows
@@ -73,8 +80,8 @@ nothing else shows, and light ones tell it from jitter badly."""
 UP_SELDOM: Final = 4
 """So many times less often the rate up is looked at while the rate down is: it is good enough for a plan that would be
 chosen but for its reply."""
-TRAFFIC_SHARE: Final = 0.01
-"""Of the bytes that requests and replies moved, for heavy pings, and as much again for light ones."""
+TRAFFIC_SHARE_HEAVY, TRAFFIC_SHARE_LIGHT = 0.015, 0.005
+"""Of the bytes that requests and replies moved, for heavy pings and for light ones."""
 TRAFFIC_SAVED_BYTES: Final = 1_000_000
 """What of that is kept at most, of each: ten minutes without a transfer and they are rare again."""
 
@@ -110,6 +117,8 @@ class Probing:
         """One more is to be taken, of the rate that they have shown."""
         self._down_byte_costs = 1.0
         self._decided_at_s = -math.inf
+        self._pause_s = PROBE_BUSY_S
+        """Between requests, lately."""
         self._busy_s = BUSY_S
         self._again_after_s = PROBE_BUSY_S
 
@@ -134,6 +143,7 @@ class Probing:
         """There is traffic."""
         between_s = now_s - self._decided_at_s
         self._busy_s = max(BUSY_S, BUSY_TURNS * between_s) if between_s <= BUSY_MAX_S else BUSY_S
+        self._pause_s += PAUSE_GAIN * (min(between_s, PROBE_BUSY_S) - self._pause_s)
         self._decided_at_s = now_s
 
     def carried(self, up_bytes: int, down_bytes: int, now_s: float) -> None:
@@ -158,8 +168,8 @@ class Probing:
         """A request and its reply crossed, of so many bytes: nothing needs to be looked at."""
         self._looks, self._moved_at_s, self._was_pong = 0, now_s, False
         if self._bytes_per_hour > 0.0 and not self._is_scarce:
-            for room in (self._ping_room, self._probe_room):
-                room.earned = min(room.earned + TRAFFIC_SHARE * crossing_bytes, TRAFFIC_SAVED_BYTES)
+            self._probe_room.earn(TRAFFIC_SHARE_HEAVY * crossing_bytes)
+            self._ping_room.earn(TRAFFIC_SHARE_LIGHT * crossing_bytes)
 
     def wanted(self, link: LinkEstimate, *, surprised: bool, now_s: float) -> int:
         """Bytes of padding of a ping that would be worth its cost now; 0: none. What is returned counts as sent.
@@ -174,29 +184,36 @@ class Probing:
         every_s = busy_s if busy else PING_IDLE_S
         looks = self._looks_now(link, surprised=surprised, now_s=now_s)
         at_once = busy and (surprised or looks) and now_s - self._probed_at_s >= AT_ONCE_S
-        fresh = min(link.age_s, now_s - self._probed_at_s) < every_s
-        if fresh and not at_once and not self._first_weight_due(link, now_s):
-            return 0
+        fresh = min(link.age_s, now_s - self._probed_at_s) < every_s and not at_once
         first = self._first_weight_due(link, now_s)
-        carried_ms = PROBE_MS[1] if first else min(max(PROBE_RTT_RATIO * link.rtt_ms, PROBE_MS[0]), PROBE_MS[1])
         if first and (weight := self._look(link, now_s, first=True)):
             return weight
         if looks and at_once and (weight := self._look(link, now_s)):
             self._looks -= 1
             return weight
-        affordable = max(self._probe_room.left(now_s) / PROBE_SHARE, PROBE_BYTES_TELLING)
-        least = PROBE_BYTES_TELLING if self._has_earned else PROBE_BYTES_MIN
-        weight = int(min(max(carried_ms / link.up_ms_per_byte, least), PROBE_BYTES, affordable))
-        due = first or (busy and self._weight_due(link, surprised, now_s))
+        weight = self._weight(link, now_s, first=first)
+        surprising = at_once and surprised and not self._was_pong
+        due = first or (busy and (surprising or now_s >= self._weight_due_at_s(link, weight, now_s)))
         if due and self._probe_room.take(weight + PING_COST_BYTES, now_s):
             self._probed_at_s = self._weighed_at_s = now_s
             if not first:
                 self._again_after_s = PROBE_BUSY_S
             return weight
-        if self._ping_room.take(PING_COST_BYTES, now_s):
+        if not fresh and self._ping_room.take(PING_COST_BYTES, now_s):
             self._probed_at_s = now_s
             return PING_BYTES
         return 0
+
+    def again_s(self, link: LinkEstimate, *, surprised: bool, now_s: float) -> float:
+        """In so many seconds `wanted` will want what it does not want yet: a look at the rate, or one more after a
+        surprise; `inf`: neither."""
+        if now_s - self._decided_at_s >= self._busy_s:
+            return math.inf
+        weight = self._weight(link, now_s)
+        if self._probe_room.left(now_s) < weight + PING_COST_BYTES:
+            return math.inf
+        at_s = [self._weight_due_at_s(link, weight, now_s)] + surprised * [self._probed_at_s + AT_ONCE_S]
+        return min((one - now_s for one in at_s if one > now_s), default=math.inf)
 
     def pong_wanted(self, link: LinkEstimate, *, surprised: bool, now_s: float) -> int:
         """Bytes of padding that a ping should ask for in its pong, where requests stay here for what a reply takes
@@ -213,10 +230,10 @@ class Probing:
         doubtful = surprised and self._came_down and self._pinged and self._looks_down < LOOKS
         again = (doubtful or self._confirms) and now_s - self._probed_at_s >= AT_ONCE_S
         first = math.isinf(self._weighed_down_at_s)
-        every_s = PROBE_EARNED_S if self._has_earned else PROBE_BUSY_S
+        heavy = int(min(max(PROBE_MS[1] / link.down_ms_per_byte, PONG_BYTES_MIN), PONG_BYTES))
+        every_s = self._every_s(self._down_byte_costs * heavy, PROBE_BUSY_S)
         if not (again or first or now_s - self._weighed_down_at_s >= every_s):
             return 0
-        heavy = int(min(max(PROBE_MS[1] / link.down_ms_per_byte, PONG_BYTES_MIN), PONG_BYTES))
         if again or first:
             self._looks_down, self._confirms = self._looks_down + doubtful, False
             return self._pong(heavy, self._change_room, now_s)
@@ -261,18 +278,29 @@ class Probing:
         """Right after the first ping of a connection nothing is known of the rate."""
         return math.isinf(self._weighed_at_s) and link.age_s < math.inf and now_s - self._probed_at_s >= PING_BUSY_S
 
-    def _weight_due(self, link: LinkEstimate, surprised: bool, now_s: float) -> bool:
-        if math.isinf(link.age_s):
-            return False
-        every_s = PROBE_EARNED_S if self._has_earned else self._again_after_s
+    def _weight(self, link: LinkEstimate, now_s: float, *, first: bool = False) -> int:
+        """Bytes of the next steady or earned look."""
+        carried_ms = PROBE_MS[1] if first else min(max(PROBE_RTT_RATIO * link.rtt_ms, PROBE_MS[0]), PROBE_MS[1])
+        affordable = max(self._probe_room.left(now_s) / PROBE_SHARE, PROBE_BYTES_TELLING)
+        least = PROBE_BYTES_TELLING if self._probe_room.earned >= PROBE_BYTES else PROBE_BYTES_MIN
+        return int(min(max(carried_ms / link.up_ms_per_byte, least), PROBE_BYTES, affordable))
+
+    def _weight_due_at_s(self, link: LinkEstimate, weight: int, now_s: float) -> float:
+        """Of the next look that is not the first; not before the first ping is back."""
+        if math.isinf(link.age_s) or math.isinf(self._weighed_at_s):
+            return math.inf
+        every_s = self._every_s(weight, self._again_after_s)
         if now_s - self._weighed_down_at_s < every_s and self._moved_at_s < self._weighed_down_at_s:
             every_s *= UP_SELDOM
-        return (surprised and not self._was_pong) or now_s - self._weighed_at_s >= every_s
+        return self._weighed_at_s + every_s
 
-    @property
-    def _has_earned(self) -> bool:
-        """Whether requests moved so much lately that heavy pings need not be saved."""
-        return self._probe_room.earned >= PROBE_BYTES
+    def _every_s(self, weight: float, steady_s: float) -> float:
+        """Between two looks of so many bytes, where `steady_s` is what the steady budget is spent by."""
+        cost, earned = weight + PING_COST_BYTES, self._probe_room.earned
+        slow_s = PROBE_EARNED_S if earned >= PROBE_BYTES else steady_s
+        if earned < cost:
+            return slow_s
+        return min(max(LOOK_TURNS * self._pause_s, PING_EARNED_S, EARNED_LASTS_S * cost / earned), slow_s)
 
 
 class _Room:
@@ -285,6 +313,10 @@ class _Room:
         self._burst_bytes = burst_bytes
         self._steady = math.inf
         self._filled_at_s = -math.inf
+
+    def earn(self, more_bytes: float) -> None:
+        """Beside the steady ones, up to what is kept."""
+        self.earned = min(self.earned + more_bytes, TRAFFIC_SAVED_BYTES)
 
     def left(self, now_s: float) -> float:
         """What may be spent now."""

@@ -277,3 +277,17 @@ def test_a_picture_that_was_slow_there_is_quick_again_with_whatever_else_runs_th
     for _ in range(3):
         planner.observe_cloud("m", SPLIT, 0.0, 7.0)  # as profiled; no picture went there
     assert choose(planner, forced).chosen.stages_ms["cloud_decode"] == pytest.approx(0.5, rel=0.2)
+
+
+def test_a_load_that_a_picture_met_there_is_gone_when_the_companion_says_so() -> None:
+    """One request meets it before the companion says so: five times slower, tail and picture."""
+    planner = connected_planner()
+    planner.companion_paced(1.0, 0.0, 1.0)
+    for n, (tail_ms, picture_ms) in enumerate(((10.0, 0.5),) * 3 + ((50.0, 2.5),)):
+        planner.observe_transfer(5_000, 40, 2.0, 1.0 + 0.1 * n)
+        planner.observe_cloud("m", ENCODED, 0.0, tail_ms, picture_ms)
+    planner.companion_paced(5.0, 0.2, 1.35)
+    forced = RequestFacts(budget_ms=10_000.0, encoded_bytes=5_000, codec="encoded", mode=Placement.OFFLOAD)
+    assert choose(planner, forced).chosen.stages_ms["cloud_decode"] == pytest.approx(2.5, rel=0.2)
+    planner.companion_paced(1.0, 0.2, 21.0)
+    assert choose(planner, forced).chosen.stages_ms["cloud_decode"] == pytest.approx(0.5, rel=0.2)

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 import random
+import statistics
 
 import pytest
 from hypothesis import given
@@ -277,13 +278,14 @@ def alternating(off: float, period: int, *, seed: int = 1, count: int = 400) -> 
     return changes / (count - 101) * 100, taken / best, min(here, there) / best
 
 
-@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("period", [1, 3, 10])
 @pytest.mark.parametrize("off", [0.0, 0.05, 0.2])
-def test_a_link_that_alternates_about_the_break_even_makes_no_plan_flap(off: float, period: int, seed: int) -> None:
-    changes, over_best, static_over_best = alternating(off, period, seed=seed)
-    assert changes <= 10.0  # there and back for each plan that is tried, and few beside
-    assert over_best <= static_over_best + 0.02  # what changes faster than it can be learned cannot be followed
+def test_a_link_that_alternates_about_the_break_even_makes_no_plan_flap(off: float, period: int) -> None:
+    runs = [alternating(off, period, seed=seed) for seed in range(1, 7)]
+    # There and back for each plan that is tried, and few beside.
+    assert statistics.fmean(changes for changes, _, _ in runs) <= 8.0
+    for _, over_best, static_over_best in runs:
+        assert over_best <= static_over_best + 0.02  # what changes faster than it can be learned cannot be followed
 
 
 @pytest.mark.parametrize("off", [0.2, 0.4])  # no less than what measurements scatter by, twice

@@ -1,4 +1,4 @@
-"""When pongs with weight are asked for, and how heavy: by hand, on a link of 20 ms whose rates are known."""
+"""When the rate is looked at, up and down, and by how much: by hand, on a link of 20 ms whose rates are known."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from split.plan.observation import LinkEstimate
 from split.plan.probing import PING_COST_BYTES, Probing
 
 
-def link(*, down_mbit_s: float = 5.0) -> LinkEstimate:
+def link(*, down_mbit_s: float = 5.0, up_mbit_s: float = 50.0, age_s: float = 0.2) -> LinkEstimate:
     return LinkEstimate(
         rtt_ms=20.0,
-        up_ms_per_byte=0.00016,
+        up_ms_per_byte=0.008 / up_mbit_s,
         down_ms_per_byte=0.008 / down_mbit_s,
         covariance=(1.0, 0.0, 0.0, 0.0, 0.0, 0.0),
-        age_s=0.2,
+        age_s=age_s,
     )
+
+
+SLOW = link(up_mbit_s=5.0, age_s=1.0)
 
 
 def under_traffic(bytes_per_hour: float = 2_000_000.0) -> Probing:
@@ -119,3 +122,42 @@ def test_looks_at_new_connections_leave_changed_links_their_bytes_while_they_can
         probing.connected()
         spent += probing.wanted(link(), surprised=False, now_s=float(number))
     assert 500_000 < spent + 40 * PING_COST_BYTES < 700_000  # an hour's quarter for changes, and what steady ones had
+
+
+@pytest.mark.parametrize(
+    ("moved_bytes", "pause_s", "every_s"),
+    [
+        (100_000_000, 0.1, 0.25),  # 1 MB is kept, for 2.5 pauses
+        (100_000_000, 0.4, 1.0),
+        (4_000_000, 0.1, 0.435),  # 60,000 bytes shall last for six seconds, a look costs 4,096 and a ping's 256
+        (0, 0.1, 3.0),
+    ],
+)
+def test_the_rate_is_looked_at_as_often_as_requests_have_earned_and_no_more_than_they_need(
+    moved_bytes: int, pause_s: float, every_s: float
+) -> None:
+    probing, asked = Probing(2_000_000.0), list[float]()
+    probing.connected()
+    probing.carried(32_768, 0, 0.0)
+    probing.moved(moved_bytes, 0.0)
+    for tick in range(1, 8000):
+        now_s = tick * 0.001
+        if tick % round(pause_s / 0.001) == 0:
+            probing.decided(now_s)
+        if (size := probing.wanted(SLOW, surprised=False, now_s=now_s)) > 64:
+            asked.append(now_s)
+            probing.carried(size, 0, now_s)
+    later = [at_s for at_s in asked if at_s >= 2.9]
+    assert later[1] - later[0] == pytest.approx(every_s, abs=0.01)
+
+
+def test_a_surprise_is_looked_into_after_a_tenth_of_a_second_and_not_without_bytes_or_traffic() -> None:
+    probing = under_traffic()
+    probing.carried(32_768, 0, 0.0)
+    assert probing.wanted(SLOW, surprised=True, now_s=1.0) > 64
+    assert probing.again_s(SLOW, surprised=True, now_s=1.02) == pytest.approx(0.08)
+    assert probing.again_s(SLOW, surprised=False, now_s=1.02) == pytest.approx(2.98), "the next steady one"
+    probing.decided(1.0)
+    assert probing.wanted(SLOW, surprised=True, now_s=5.0) == 0
+    assert probing.again_s(SLOW, surprised=True, now_s=5.02) == math.inf, "no request came for seconds"
+    assert under_traffic(bytes_per_hour=0.0).again_s(SLOW, surprised=True, now_s=0.02) == math.inf

@@ -190,6 +190,9 @@ class Ours(Policy):
             self._windows[_PROBE], self._sent_at_s = self._window(now_s), now_s
         return padding_bytes
 
+    def looks_again_s(self, now_s: float) -> float:
+        return self._planner.looks_again_s(now_s)
+
     def pong(self, now_s: float) -> int:
         return self._planner.pong_wanted(now_s)
 
