@@ -231,8 +231,9 @@ class LearnedCosts:
         if plan.codec == "encoded":
             # Beside the tail of the same run: the drift takes one late run for a stall, and what a load did to both
             # would stay with the pictures for good.
-            told = tail_ms is not None and known_ms > Residual.CALL_MS
-            self.cloud_image.observe(decode_ms, self.cloud_image_ms * (tail_ms / known_ms if told else drift))
+            if tail_ms is not None and known_ms > Residual.CALL_MS:
+                drift = tail_ms / known_ms
+            self.cloud_image.observe(decode_ms, self.cloud_image_ms * drift)
         elif (cost := self._message_cost("cloud_decode", plan)) is not None:
             here_ms = float(self.measured.costs[Column.CLOUD_DECODE, self.table.row_of[plan]])
             self._learn_message(cost, decode_ms, here_ms * drift * self.speed_ratio)
