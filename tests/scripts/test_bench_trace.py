@@ -38,7 +38,7 @@ def test_a_step_is_what_changes_at_once(name: str, expected: list[float]) -> Non
 
 
 def test_figures_hold_choices_against_the_best_and_waits_against_the_rule() -> None:
-    def ran(policy: str, took_ms: float) -> Ran:
+    def ran(policy: str, took_ms: float, *, back: int = 3) -> Ran:
         return Ran(
             trace="rate steps",
             policy=policy,
@@ -46,7 +46,7 @@ def test_figures_hold_choices_against_the_best_and_waits_against_the_rule() -> N
             best_ms=[40.0, 40.0],
             plan_ms=[40.0, 44.0],
             best=[LOCAL, LOCAL],
-            recovered=[1, 3],
+            recovered=[1, back],
         )
 
     found = {figure.name: figure.value for figure in trace.figures([ran("ours", 45.0), ran("two-way rule", 60.0)])}
@@ -56,3 +56,6 @@ def test_figures_hold_choices_against_the_best_and_waits_against_the_rule() -> N
         "vs_rule": pytest.approx(0.75),
         "missed": 1,
     }
+    again = [ran("ours", 400.0, back=7)]
+    more = {one.name: one.value for one in trace.figures([ran("ours", 45.0), ran("two-way rule", 60.0)], again)}
+    assert more == found | {"recover_requests": 7, "missed": 2}
