@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import numpy as np
@@ -87,6 +88,29 @@ async def test_a_model_that_fails_takes_the_cut_asked_for_behind_it_along(house,
     assert need.missing == ()
     assert (model_refused.code, model_refused.cut) == ("INVALID_MODEL", "")
     assert (cut_refused.code, cut_refused.cut) == ("PLAN_MISMATCH", cut.id)
+
+
+async def test_what_a_cut_takes_is_timed_while_no_other_is_opened_for_the_device(house, chain, monkeypatch):
+    device = house.connect()
+    await device.bring(chain)
+    under_way, most = 0, 0
+    real = cloud.openings.GoldenRuns.cut
+
+    async def counted(*given):
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0)  # others that may begin do so now
+        made = await real(*given)
+        under_way -= 1
+        return made
+
+    monkeypatch.setattr("cloud.openings.GoldenRuns.cut", counted)
+    for cut in chain.card.cuts[:3]:
+        device.channel.send(SegmentOpen(digest=chain.digest, cut=cut.id, node_bitmap=cut.node_bitmap))
+    ready = [await device.next() for _ in range(3)]
+    assert {one.cut for one in ready if isinstance(one, SegmentReady)} == {cut.id for cut in chain.card.cuts[:3]}
+    assert most == 1
 
 
 async def test_a_device_of_which_everything_is_refused_does_not_fill_the_log(house, chain, monkeypatch, caplog):
