@@ -37,6 +37,9 @@ FAR: Final = 100.0
 """A request that is expected to take so many times more or less than the profiled one teaches nothing about that: an
 error of the prediction would be taken for one of the device, for all sizes."""
 
+TELLS_MS: Final = 5.0 * Residual.CALL_MS
+"""From here on a tail tells what its run met there; of a shorter one a call's own share would pass for a load."""
+
 CLOUD_SIGMA: Final = 0.2
 """How well a companion's own times, told when it is ready, are known before a reply: relative."""
 
@@ -231,7 +234,7 @@ class LearnedCosts:
         if plan.codec == "encoded":
             # Beside the tail of the same run: the drift takes one late run for a stall, and what a load did to both
             # would stay with the pictures for good.
-            if tail_ms is not None and known_ms > Residual.CALL_MS:
+            if tail_ms is not None and known_ms > TELLS_MS:
                 drift = tail_ms / known_ms
             self.cloud_image.observe(decode_ms, self.cloud_image_ms * drift)
         elif (cost := self._message_cost("cloud_decode", plan)) is not None:

@@ -167,7 +167,7 @@ class Simulation:
                 self._back()
             case Event.TICK if self._may_ping:
                 self._tick()
-            case Event.LOOK:
+            case Event.LOOK if self._may_ping:
                 self._ping_if_wanted()
             case Event.PACED if self._policy is not None:
                 self._policy.paced(

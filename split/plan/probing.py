@@ -58,6 +58,8 @@ LOOK_TURNS: Final = 2.5
 that confirms it included, that it need not."""
 EARNED_LASTS_S: Final = 6.0
 """But then what is earned shall last for so long: a link that is slow for a minute is looked at less and less."""
+LINK_SHARE: Final = 10.0
+"""And no more often than so many times what one takes on the link: a tenth of it is in nobody's way."""
 LOOKS: Final = 2
 """So often the rate is looked at once pings have shown that the link is another one, with the heaviest probes: the
 first alone would be a surprise, which the second makes a change; where the first is none, that is all. Where one shows
@@ -83,7 +85,7 @@ chosen but for its reply."""
 TRAFFIC_SHARE_HEAVY, TRAFFIC_SHARE_LIGHT = 0.015, 0.005
 """Of the bytes that requests and replies moved, for heavy pings and for light ones."""
 TRAFFIC_SAVED_BYTES: Final = 1_000_000
-"""What of that is kept at most, of each: ten minutes without a transfer and they are rare again."""
+"""What of that is kept at most, of each: minutes without a transfer and they are rare again."""
 
 
 class Probing:
@@ -102,6 +104,8 @@ class Probing:
         self._probed_at_s = -math.inf
         self._weighed_at_s = -math.inf
         """When the rate was last seen, or asked for."""
+        self._out_since_s = -math.inf
+        """When that was asked for which is not back."""
         self._looked_at_s = -math.inf
         self._weighed_down_at_s = -math.inf
         """The same of the rate down."""
@@ -136,7 +140,7 @@ class Probing:
 
     def connected(self) -> None:
         """A new connection: its rate is worth a look."""
-        self._weighed_at_s = self._weighed_down_at_s = self._moved_at_s = -math.inf
+        self._weighed_at_s = self._weighed_down_at_s = self._moved_at_s = self._out_since_s = -math.inf
         self._looks, self._again_after_s = 0, PROBE_AGAIN_S
 
     def decided(self, now_s: float) -> None:
@@ -149,7 +153,7 @@ class Probing:
     def carried(self, up_bytes: int, down_bytes: int, now_s: float) -> None:
         """A transfer or a probe came through: where it had weight, it has shown the rate."""
         if up_bytes >= PROBE_BYTES_MIN:
-            self._weighed_at_s = now_s
+            self._weighed_at_s, self._out_since_s = now_s, -math.inf
         if down_bytes >= PROBE_BYTES_MIN:
             self._weighed_down_at_s = now_s
         if down_bytes >= PROBE_BYTES_MIN:
@@ -183,7 +187,7 @@ class Probing:
         busy_s = PING_EARNED_S if self._ping_room.earned >= PING_COST_BYTES else PING_BUSY_S
         every_s = busy_s if busy else PING_IDLE_S
         looks = self._looks_now(link, surprised=surprised, now_s=now_s)
-        at_once = busy and (surprised or looks) and now_s - self._probed_at_s >= AT_ONCE_S
+        at_once = busy and (surprised or looks) and now_s >= self._probed_at_s + AT_ONCE_S
         fresh = min(link.age_s, now_s - self._probed_at_s) < every_s and not at_once
         first = self._first_weight_due(link, now_s)
         if first and (weight := self._look(link, now_s, first=True)):
@@ -193,9 +197,9 @@ class Probing:
             return weight
         weight = self._weight(link, now_s, first=first)
         surprising = at_once and surprised and not self._was_pong
-        due = first or (busy and (surprising or now_s >= self._weight_due_at_s(link, weight, now_s)))
-        if due and self._probe_room.take(weight + PING_COST_BYTES, now_s):
-            self._probed_at_s = self._weighed_at_s = now_s
+        due = busy and not self._is_out(now_s) and (surprising or now_s >= self._weight_due_at_s(link, weight, now_s))
+        if (first or due) and self._probe_room.take(weight + PING_COST_BYTES, now_s):
+            self._probed_at_s = self._weighed_at_s = self._out_since_s = now_s
             if not first:
                 self._again_after_s = PROBE_BUSY_S
             return weight
@@ -207,12 +211,14 @@ class Probing:
     def again_s(self, link: LinkEstimate, *, surprised: bool, now_s: float) -> float:
         """In so many seconds `wanted` will want what it does not want yet: a look at the rate, or one more after a
         surprise; `inf`: neither."""
-        if now_s - self._decided_at_s >= self._busy_s:
+        if now_s - self._decided_at_s >= self._busy_s or self._is_out(now_s):
             return math.inf
         weight = self._weight(link, now_s)
         if self._probe_room.left(now_s) < weight + PING_COST_BYTES:
             return math.inf
-        at_s = [self._weight_due_at_s(link, weight, now_s)] + surprised * [self._probed_at_s + AT_ONCE_S]
+        at_s = [self._weight_due_at_s(link, weight, now_s)]
+        if surprised:
+            at_s.append(self._probed_at_s + AT_ONCE_S)
         return min((one - now_s for one in at_s if one > now_s), default=math.inf)
 
     def pong_wanted(self, link: LinkEstimate, *, surprised: bool, now_s: float) -> int:
@@ -228,10 +234,10 @@ class Probing:
             self._confirms = self._confirms or self._looks_down > 0
             self._looks_down, self._came_down, self._was_pong = 0, False, False
         doubtful = surprised and self._came_down and self._pinged and self._looks_down < LOOKS
-        again = (doubtful or self._confirms) and now_s - self._probed_at_s >= AT_ONCE_S
+        again = (doubtful or self._confirms) and now_s >= self._probed_at_s + AT_ONCE_S
         first = math.isinf(self._weighed_down_at_s)
         heavy = int(min(max(PROBE_MS[1] / link.down_ms_per_byte, PONG_BYTES_MIN), PONG_BYTES))
-        every_s = self._every_s(self._down_byte_costs * heavy, PROBE_BUSY_S)
+        every_s = self._every_s(self._down_byte_costs * heavy, link.down_ms_per_byte, PROBE_BUSY_S)
         if not (again or first or now_s - self._weighed_down_at_s >= every_s):
             return 0
         if again or first:
@@ -278,6 +284,11 @@ class Probing:
         """Right after the first ping of a connection nothing is known of the rate."""
         return math.isinf(self._weighed_at_s) and link.age_s < math.inf and now_s - self._probed_at_s >= PING_BUSY_S
 
+    def _is_out(self, now_s: float) -> bool:
+        """Whether the last look is still on its way: on a link that became very slow the next would queue behind it,
+        and requests behind them. One that was lost, or came back among requests, is waited for no longer than this."""
+        return now_s - self._out_since_s < PROBE_BUSY_S
+
     def _weight(self, link: LinkEstimate, now_s: float, *, first: bool = False) -> int:
         """Bytes of the next steady or earned look."""
         carried_ms = PROBE_MS[1] if first else min(max(PROBE_RTT_RATIO * link.rtt_ms, PROBE_MS[0]), PROBE_MS[1])
@@ -289,18 +300,18 @@ class Probing:
         """Of the next look that is not the first; not before the first ping is back."""
         if math.isinf(link.age_s) or math.isinf(self._weighed_at_s):
             return math.inf
-        every_s = self._every_s(weight, self._again_after_s)
+        every_s = self._every_s(weight, link.up_ms_per_byte, self._again_after_s)
         if now_s - self._weighed_down_at_s < every_s and self._moved_at_s < self._weighed_down_at_s:
             every_s *= UP_SELDOM
         return self._weighed_at_s + every_s
 
-    def _every_s(self, weight: float, steady_s: float) -> float:
+    def _every_s(self, weight: float, ms_per_byte: float, steady_s: float) -> float:
         """Between two looks of so many bytes, where `steady_s` is what the steady budget is spent by."""
         cost, earned = weight + PING_COST_BYTES, self._probe_room.earned
-        slow_s = PROBE_EARNED_S if earned >= PROBE_BYTES else steady_s
-        if earned < cost:
-            return slow_s
-        return min(max(LOOK_TURNS * self._pause_s, PING_EARNED_S, EARNED_LASTS_S * cost / earned), slow_s)
+        every_s = PROBE_EARNED_S if earned >= PROBE_BYTES else steady_s
+        if earned >= cost:
+            every_s = min(max(LOOK_TURNS * self._pause_s, PING_EARNED_S, EARNED_LASTS_S * cost / earned), every_s)
+        return max(every_s, LINK_SHARE * cost * ms_per_byte / 1000.0)
 
 
 class _Room:

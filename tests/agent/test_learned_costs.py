@@ -291,3 +291,12 @@ def test_a_load_that_a_picture_met_there_is_gone_when_the_companion_says_so() ->
     assert choose(planner, forced).chosen.stages_ms["cloud_decode"] == pytest.approx(2.5, rel=0.2)
     planner.companion_paced(1.0, 0.2, 21.0)
     assert choose(planner, forced).chosen.stages_ms["cloud_decode"] == pytest.approx(0.5, rel=0.2)
+
+
+def test_what_a_call_adds_to_a_short_tail_is_not_taken_for_a_load_that_its_picture_escaped() -> None:
+    planner = connected_planner()
+    planner.companion_ready("m", 0.3, 0.5)
+    for _ in range(10):
+        planner.observe_cloud("m", ENCODED, 0.0, 1.0, 5.0)
+    forced = RequestFacts(budget_ms=10_000.0, encoded_bytes=5_000, codec="encoded", mode=Placement.OFFLOAD)
+    assert choose(planner, forced).chosen.stages_ms["cloud_decode"] == pytest.approx(5.0, rel=0.15)

@@ -155,9 +155,43 @@ def test_a_surprise_is_looked_into_after_a_tenth_of_a_second_and_not_without_byt
     probing = under_traffic()
     probing.carried(32_768, 0, 0.0)
     assert probing.wanted(SLOW, surprised=True, now_s=1.0) > 64
+    assert probing.again_s(SLOW, surprised=True, now_s=1.01) == math.inf, "that look is not back"
+    probing.carried(4_096, 0, 1.02)
     assert probing.again_s(SLOW, surprised=True, now_s=1.02) == pytest.approx(0.08)
-    assert probing.again_s(SLOW, surprised=False, now_s=1.02) == pytest.approx(2.98), "the next steady one"
+    assert probing.again_s(SLOW, surprised=False, now_s=1.02) == pytest.approx(3.0), "the next steady one"
     probing.decided(1.0)
     assert probing.wanted(SLOW, surprised=True, now_s=5.0) == 0
     assert probing.again_s(SLOW, surprised=True, now_s=5.02) == math.inf, "no request came for seconds"
     assert under_traffic(bytes_per_hour=0.0).again_s(SLOW, surprised=True, now_s=0.02) == math.inf
+
+
+def test_no_look_is_sent_while_the_last_one_is_on_its_way() -> None:
+    """A link that became so slow that a look takes seconds: more of them would only queue, and requests behind them."""
+    probing = under_traffic()
+    probing.carried(32_768, 0, 0.0)
+    probing.moved(100_000_000, 0.0)
+    sent = []
+    for tick in range(11, 60):  # until 6 s
+        probing.decided(tick * 0.1)
+        sent.append((tick, probing.wanted(SLOW, surprised=True, now_s=tick * 0.1)))
+        if tick == 20:
+            probing.carried(4_096, 0, 2.0)
+    assert [tick for tick, size in sent if size > 64] == [11, 21, 51], (
+        "at once, once it is back, and after three seconds"
+    )
+    assert probing.again_s(SLOW, surprised=True, now_s=6.0) == math.inf
+
+
+def test_looks_take_a_tenth_of_the_link_at_most() -> None:
+    """0.05 Mbit/s are 6,250 bytes a second: a look of 4,096 and a ping's 256 take 0.7 s of it."""
+    probing, slow, asked = Probing(2_000_000.0), link(up_mbit_s=0.05, age_s=1.0), list[float]()
+    probing.connected()
+    probing.carried(32_768, 0, 0.0)
+    probing.moved(100_000_000, 0.0)
+    for tick in range(1, 160):
+        now_s = tick * 0.1
+        probing.decided(now_s)
+        if (size := probing.wanted(slow, surprised=False, now_s=now_s)) > 64:
+            asked.append(now_s)
+            probing.carried(size, 0, now_s)
+    assert asked == [pytest.approx(7.0), pytest.approx(14.0)]
