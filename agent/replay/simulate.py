@@ -53,7 +53,7 @@ class Simulation:
         self._events = Events()
         self._flights: dict[int, Flight] = {}
         self._worker = Worker()
-        self._due_token = 0
+        self._due_token = self._look_token = 0
         self._line = Line(world, self._course, self._events, self._flights)
         self._pings: dict[int, tuple[float, int, int, bool]] = {}
         """Number → when it was sent, its padding and its pong's, whether no request waited for the companion then."""
@@ -167,7 +167,7 @@ class Simulation:
                 self._back()
             case Event.TICK if self._may_ping:
                 self._tick()
-            case Event.LOOK if self._may_ping:
+            case Event.LOOK if self._may_ping and token == self._look_token:
                 self._ping_if_wanted()
             case Event.PACED if self._policy is not None:
                 self._policy.paced(
@@ -398,7 +398,9 @@ class Simulation:
         elif (padding := self._policy.probe(self._now_s)) > 0:
             self._ping(padding)
         else:
-            self._events.at(self._now_s + self._policy.looks_again_s(self._now_s), Event.LOOK)
+            self._look_token += 1  # what was to be asked before is asked then
+            at_s = self._now_s + self._policy.looks_again_s(self._now_s)
+            self._events.at(at_s, Event.LOOK, token=self._look_token)
 
     def _ping(self, padding: int, pong_bytes: int = 0) -> None:
         self._ping_number -= 1

@@ -106,7 +106,6 @@ class Probing:
         """When the rate was last seen, or asked for."""
         self._out_since_s = -math.inf
         """When that was asked for which is not back."""
-        self._looked_at_s = -math.inf
         self._weighed_down_at_s = -math.inf
         """The same of the rate down."""
         self._came_down = False
@@ -263,8 +262,8 @@ class Probing:
             return False
         if self._looks == LOOKS:
             return True
-        if self._weighed_at_s <= self._looked_at_s:
-            return False  # not back yet
+        if self._is_out(now_s):
+            return False
         if not surprised:
             self._looks = 0
         return surprised
@@ -277,7 +276,7 @@ class Probing:
         if not (self._probe_room if steady else self._change_room).take(weight + PING_COST_BYTES, now_s):
             self._looks = 0
             return 0
-        self._probed_at_s = self._weighed_at_s = self._looked_at_s = now_s
+        self._probed_at_s = self._weighed_at_s = self._out_since_s = now_s
         return weight
 
     def _first_weight_due(self, link: LinkEstimate, now_s: float) -> bool:
@@ -297,13 +296,13 @@ class Probing:
         return int(min(max(carried_ms / link.up_ms_per_byte, least), PROBE_BYTES, affordable))
 
     def _weight_due_at_s(self, link: LinkEstimate, weight: int, now_s: float) -> float:
-        """Of the next look that is not the first; not before the first ping is back."""
+        """Of the next look that is not the first; not before the first ping is back, nor while requests cross."""
         if math.isinf(link.age_s) or math.isinf(self._weighed_at_s):
             return math.inf
         every_s = self._every_s(weight, link.up_ms_per_byte, self._again_after_s)
         if now_s - self._weighed_down_at_s < every_s and self._moved_at_s < self._weighed_down_at_s:
             every_s *= UP_SELDOM
-        return self._weighed_at_s + every_s
+        return max(self._weighed_at_s + every_s, self._moved_at_s + min(every_s, LOOK_AFTER_S))
 
     def _every_s(self, weight: float, ms_per_byte: float, steady_s: float) -> float:
         """Between two looks of so many bytes, where `steady_s` is what the steady budget is spent by."""

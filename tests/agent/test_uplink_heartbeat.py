@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import math
 from typing import Any
 
 import msgspec
@@ -106,6 +108,44 @@ def test_before_a_ping_with_weight_and_no_other_the_link_is_looked_at_afresh() -
     run_in_virtual_time(main())
     heavy, light = [("afresh", 12.5), ("ping", 8_000.0)], ("ping", 64.0)
     assert told[:6] == [*heavy, light, *heavy, light]
+
+
+class Surprised(Planner):
+    """Wants to be asked a tenth of a second after the second time that it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked_at_s: list[float] = []
+
+    def probe_wanted(self, now_s: float) -> int:
+        self.asked_at_s.append(now_s)
+        return 0
+
+    def looks_again_s(self, now_s: float) -> float:
+        return 0.1 if len(self.asked_at_s) == 2 else math.inf
+
+
+def test_a_surprise_is_looked_into_before_the_next_tick() -> None:
+    planner = Surprised()
+
+    async def main() -> None:
+        async def dial(_: str, timeout_s: float, first: object) -> MemoryChannel:
+            return memory_pair(HELLO, HELLO)[0]
+
+        uplink = Uplink(
+            companions=["companion:1"],
+            dial=dial,
+            planner=planner,
+            golden=None,  # type: ignore[arg-type]  # no model is shared here
+            backoff=Backoff(draw=lambda: 0.5),
+        )
+        uplink.start()
+        await asyncio.sleep(2)  # virtual
+        await uplink.close()
+
+    run_in_virtual_time(main())
+    apart_s = [after - before for before, after in itertools.pairwise(planner.asked_at_s)]
+    assert apart_s[:4] == [pytest.approx(0.25), pytest.approx(0.1), pytest.approx(0.25), pytest.approx(0.25)]
 
 
 class LooksDown(Planner):

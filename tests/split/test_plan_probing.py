@@ -195,3 +195,22 @@ def test_looks_take_a_tenth_of_the_link_at_most() -> None:
             asked.append(now_s)
             probing.carried(size, 0, now_s)
     assert asked == [pytest.approx(7.0), pytest.approx(14.0)]
+
+
+def test_requests_that_cross_light_as_they_are_leave_no_look_to_be_taken() -> None:
+    """700 bytes up ten times a second, which show no rate; then they stay."""
+    probing, asked = Probing(2_000_000.0), list[float]()
+    probing.connected()
+    probing.carried(32_768, 0, 0.0)
+    for tick in range(1, 100):
+        now_s = tick * 0.1
+        probing.decided(now_s)
+        if tick <= 60:
+            probing.carried(700, 4_064, now_s)
+            probing.moved(4_764, now_s)
+        elif (size := probing.wanted(link(up_mbit_s=5.0, age_s=now_s - 6.0), surprised=False, now_s=now_s)) > 64:
+            asked.append(now_s)
+            probing.carried(size, 0, now_s)
+        if tick <= 60:
+            assert probing.wanted(link(up_mbit_s=5.0, age_s=0.0), surprised=False, now_s=now_s) == 0
+    assert asked == [pytest.approx(6.5), pytest.approx(9.5)], "half a second later, then every three"

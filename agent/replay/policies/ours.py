@@ -103,6 +103,7 @@ class Ours(Policy):
         return image_ms + planner.prepare_ms(model, plan, facts)
 
     def sent(self, number: int, plan: Plan, now_s: float, finish_ms: float) -> float:
+        """As `Policy.sent`: when a hedge is worth it, as the daemon decides it."""
         decision, arrival = self._decided[number], self._view.world.arrivals[number]
         behaviour = self._known[arrival.model].contract.behaviour
         stages_ms, sigma_ms = decision.chosen.stages_ms, decision.chosen.sigma_ms
@@ -126,6 +127,7 @@ class Ours(Policy):
         )
 
     def observe(self, outcome: Outcome) -> None:
+        """As `Policy.observe`: the planner is told what the daemon would tell it of this request."""
         if (expected := self._expected.pop(outcome.number, None)) is not None:
             del self._turns_ms[outcome.number]
             replied = self._replies.came if outcome.fate is Fate.PLANNED else self._replies.overtaken
@@ -164,6 +166,7 @@ class Ours(Policy):
         self._planner.companion_lost("the companion is lost: nothing was heard")
 
     def back(self, now_s: float) -> None:
+        """As `Policy.back`: after a silence the same connection, else a new one whose models are made ready."""
         if self._is_silent:
             self._is_silent = False
             self._planner.companion_back(now_s)
